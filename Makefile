@@ -13,8 +13,8 @@
 #   make fuzz TIME=60    libFuzzer on what parses bytes from outside, TIME seconds each; TARGETS="gguf requests"
 #   make soak TIME=60    random load and random faults for TIME seconds; PRESET=tsan: under a sanitizer; SEED=1
 #   make deploy-check    the chart, dashboards and configurations of deploy/, with real tools
-#   make http-check      clients that are not ours: OpenAI's and LangChain, a gateway with three replicas, JSON-Schema's
-#                        test suite, and for the page a browser
+#   make http-check      clients that are not ours: OpenAI's, Anthropic's, LangChain, the agents SDK, a gateway with three
+#                        replicas, JSON-Schema's test suite, and for the page a browser
 #   make chart-flags     what the chart knows of the flags of serve, written from their table
 #   make format          clang-format every source in place
 

@@ -19,7 +19,7 @@ packages() {
 }
 
 model=$(scripts/fetch_model.sh)
-[ $# -gt 0 ] || set -- openai json_schema langchain gateway page
+[ $# -gt 0 ] || set -- openai agents json_schema langchain gateway page
 for client; do
   requirements=tests/clients/${client}_requirements.txt path=
   [ ! -f "$requirements" ] || path=$(packages "$requirements")

@@ -27,12 +27,12 @@
 #include "server/durable/request_store.h"
 #include "server/flag_values.h"
 #include "server/grpc/service.h"
+#include "server/http_routes.h"
 #include "server/observe/ledger_file.h"
 #include "server/observe/ledger_follower.h"
 #include "server/observe/log.h"
 #include "server/observe/metrics.h"
 #include "server/openai/openai_server.h"
-#include "server/page/page_routes.h"
 #include "server/serving_stack.h"
 #include "server/session/sampling_defaults.h"
 
@@ -277,7 +277,7 @@ absl::StatusOr<int> Serve(const ServeOptions& options, std::string configuration
   if (options.http_listen != "none") {
     TREADLE_ASSIGN_OR_RETURN(
         http, StartOpenAi(options.http_listen, HttpFrom(options, doors), server->sessions(),
-                          *doors.health, PageRoutes(follower, server->sessions())));
+                          *doors.health, RoutesBesideOpenAi(follower, server->sessions())));
     where = Str("http", doors.tls ? "s" : "", "://", ToString(http->address()));
   }
   const std::string address = ToString(server->address());

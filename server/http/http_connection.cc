@@ -234,6 +234,12 @@ void HttpConnection::Count(uint64_t received) {
   house_.Count(received, before);
 }
 
+// A route that ends with a slash takes what is below it.
+static bool Takes(const std::string& route, const std::string& path) {
+  return route == path || (route.size() > 1 && route.back() == '/' && path.size() > route.size() &&
+                           path.starts_with(route));
+}
+
 void HttpConnection::Handle() {
   std::string method = parser_->method();
   HttpRequest request = parser_->Release();
@@ -247,7 +253,7 @@ void HttpConnection::Handle() {
   std::string allowed;
   const HttpRoute* found = nullptr;
   for (const HttpRoute& route : house_.routes_) {
-    if (route.path != request.path) continue;
+    if (!Takes(route.path, request.path)) continue;
     if (route.method == method) found = &route;
     allowed += (allowed.empty() ? "" : ", ") + route.method;
     if (route.method == "GET") allowed += ", HEAD";

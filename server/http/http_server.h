@@ -87,7 +87,8 @@ class HttpReply {
 };
 
 struct HttpRoute {
-  std::string method, path;  // GET serves HEAD, too
+  std::string method;  // GET serves HEAD, too
+  std::string path;    // one that ends with a slash is that of all below it, too; but for "/"
   std::function<void(HttpRequest, std::shared_ptr<HttpReply>)> handle;
 };
 

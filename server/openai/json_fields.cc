@@ -1,5 +1,6 @@
 #include "server/openai/json_fields.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <optional>
@@ -62,6 +63,27 @@ absl::StatusOr<std::vector<int32_t>> ReadIds(const std::string& name, const Json
     ids.push_back(*read);
   }
   return ids;
+}
+
+absl::Status Required(std::string_view name, const std::string& text) {
+  return text.empty() ? InvalidArgument(name, " is missing") : absl::OkStatus();
+}
+
+absl::Status ReadMembers(const std::string& name, const Json& object,
+                         const std::vector<Member>& members,
+                         std::span<const std::string_view> passed_over) {
+  if (!object.is_object()) return Expected(name, object, "an object");
+  for (const auto& [key, value] : object.items()) {
+    const auto member = std::ranges::find(members, key, &Member::name);
+    if (value.is_null() || std::ranges::count(passed_over, key) > 0) continue;
+    if (member == members.end()) {
+      std::vector<std::string_view> known;
+      for (const Member& other : members) known.push_back(other.name);
+      return Unsupported(name + ".", key, known);
+    }
+    TREADLE_RETURN_IF_ERROR(member->read(name + "." + key, value));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace treadle

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
@@ -32,6 +33,19 @@ absl::StatusOr<std::string> ReadText(std::string_view name, const nlohmann::json
 std::optional<nlohmann::json> WholeNumber(const nlohmann::json& value);
 absl::StatusOr<int32_t> ReadInt(std::string_view name, const nlohmann::json& value);
 absl::StatusOr<std::vector<int32_t>> ReadIds(const std::string& name, const nlohmann::json& value);
+
+// A text that must be there has at least one byte.
+absl::Status Required(std::string_view name, const std::string& text);
+
+struct Member {
+  std::string_view name;
+  std::function<absl::Status(const std::string& name, const nlohmann::json& value)> read;
+};
+// An object of these members. One that is null is absent, one of `passed_over` too; of another name
+// it is refused.
+absl::Status ReadMembers(const std::string& name, const nlohmann::json& object,
+                         const std::vector<Member>& members,
+                         std::span<const std::string_view> passed_over = {});
 
 // Where a value that was read goes.
 template <typename T>

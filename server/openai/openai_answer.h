@@ -9,31 +9,29 @@
 #include <string>
 #include <vector>
 
+#include "server/openai/http_api.h"
 #include "server/openai/openai_request.h"
 #include "server/session/session.h"
 
 namespace treadle {
 
-class OpenAiAnswer {
+class OpenAiAnswer final : public HttpAnswer {
  public:
   // `id`: of the answer; `created`: seconds since 1970. `model` must outlive this.
   OpenAiAnswer(const ServedModel& model, const OpenAiRequest& request, std::string id,
                int64_t created);
 
-  // For a stream: events have ids, ID:1 for the first, and the first so many are not told.
-  void NumberEvents(uint64_t from) {
+  void NumberEvents(uint64_t from) override {
     numbered_ = true;
     skipped_ = from;
   }
-
-  // What is new of a prompt. True: its candidate has no more to say, and shall end.
-  bool Add(size_t prompt, const SessionEvent& event);
-  // For a stream: server-sent events for what was added since the last call; may be empty.
-  std::string TakeEvents();
-  // Its last ones, once all prompts have ended.
-  std::string LastEvents();
-  // Or the answer, then.
-  std::string Whole() const;
+  bool Add(size_t prompt, const SessionEvent& event) override;
+  std::string TakeEvents() override;
+  std::string LastEvents() override;
+  std::string Whole() const override;
+  std::string ErrorEvent(const HttpResponse& error) override {
+    return "data: " + error.body + "\n\n";
+  }
 
  private:
   // Pieces of JSON arrays, and of text, that wait to be told.

@@ -32,8 +32,36 @@ absl::StatusOr<Clock::time_point> DeadlineOf(const HttpRequest& request) {
          std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(*seconds));
 }
 
-constexpr const char* kPrefixes[] = {"cmpl-", "chatcmpl-", "embd-"};  // by OpenAiKind
-constexpr const char* kKinds[] = {"completion", "chat"};              // of stored requests
+constexpr const char* kKinds[] = {"completion", "chat"};  // of stored requests, by OpenAiKind
+
+class OpenAiApi final : public HttpApi {
+ public:
+  OpenAiApi(const ServedModel& model, OpenAiKind kind) : model_(model), kind_(kind) {}
+
+  const char* id_prefix() const override {
+    constexpr const char* kPrefixes[] = {"cmpl-", "chatcmpl-", "embd-"};  // by OpenAiKind
+    return kPrefixes[static_cast<size_t>(kind_)];
+  }
+  const char* stored_kind() const override {
+    return kind_ == OpenAiKind::kEmbedding ? nullptr : kKinds[static_cast<size_t>(kind_)];
+  }
+  absl::StatusOr<OpenAiRequest> Read(std::string_view body) override {
+    return kind_ == OpenAiKind::kEmbedding
+               ? ReadEmbeddings(body, model_)
+               : ReadOpenAiRequest(body, kind_ == OpenAiKind::kChat, model_);
+  }
+  std::unique_ptr<HttpAnswer> Answer(const OpenAiRequest& request, const std::string& id,
+                                     int64_t created) override {
+    return std::make_unique<OpenAiAnswer>(model_, request, id, created);
+  }
+  HttpResponse Error(const absl::Status& status, const OpenAiRequest* request) const override {
+    return OpenAiError(status, kind_, request != nullptr ? request->max_tokens : "max_tokens");
+  }
+
+ private:
+  const ServedModel& model_;
+  const OpenAiKind kind_;
+};
 
 // A stream's event, as Last-Event-ID names it.
 struct EventId {
@@ -49,16 +77,22 @@ absl::StatusOr<EventId> EventIdIn(std::string_view text) {
                          ", expected the id of the last event that came, or ID:0 for all of them");
 }
 
+// The call's name for the client and the log: its X-Request-Id, or a new one.
+std::string RequestIdOf(const HttpRequest& request, const char* prefix) {
+  const std::string_view given = request.Header("x-request-id");
+  return given.empty() ? NewId(prefix) : PrintableId(given);
+}
+
 class Call final : public std::enable_shared_from_this<Call> {
  public:
-  Call(SessionEnvironment& sessions, OpenAiKind kind, HttpRequest request,
+  Call(SessionEnvironment& sessions, std::unique_ptr<HttpApi> api, HttpRequest request,
        std::shared_ptr<HttpReply> reply)
       : sessions_(sessions),
-        kind_(kind),
-        resumed_(LastEventId(sessions, request)),
-        id_(resumed_ && resumed_->ok()
-                ? (*resumed_)->request
-                : RequestIdOf(request, kPrefixes[static_cast<size_t>(kind)])),
+        api_(std::move(api)),
+        stored_kind_(sessions.store == nullptr ? nullptr : api_->stored_kind()),
+        resumed_(LastEventId(request)),
+        id_(resumed_ && resumed_->ok() ? (*resumed_)->request
+                                       : RequestIdOf(request, api_->id_prefix())),
         http_(std::move(request)),
         body_bytes_(http_.body.size()),
         reply_(std::move(reply)) {}
@@ -66,7 +100,7 @@ class Call final : public std::enable_shared_from_this<Call> {
   void Start() {
     const auto deadline = DeadlineOf(http_);
     if (!deadline.ok()) {
-      return reply_->Send(Told(OpenAiError(sessions_.refusals->Add(deadline.status()))));
+      return reply_->Send(Told(api_->Error(sessions_.refusals->Add(deadline.status()), nullptr)));
     }
     deadline_ = *deadline;
     reply_->OnClosed([self = shared_from_this()] { self->Cancel(); });
@@ -75,10 +109,9 @@ class Call final : public std::enable_shared_from_this<Call> {
 
  private:
   // The header of a client that wants the rest of a stored request's answer.
-  static std::optional<absl::StatusOr<EventId>> LastEventId(const SessionEnvironment& sessions,
-                                                            const HttpRequest& request) {
+  std::optional<absl::StatusOr<EventId>> LastEventId(const HttpRequest& request) const {
     const std::string_view text = request.Header("last-event-id");
-    if (sessions.store == nullptr || text.empty()) return std::nullopt;
+    if (sessions_.store == nullptr || text.empty()) return std::nullopt;
     return EventIdIn(text);
   }
 
@@ -103,7 +136,7 @@ class Call final : public std::enable_shared_from_this<Call> {
   };
 
   HttpResponse Told(HttpResponse response) const {
-    response.headers.push_back({"X-Request-Id", id_});
+    response.headers.push_back({api_->id_header(), id_});
     return response;
   }
 
@@ -147,18 +180,15 @@ class Call final : public std::enable_shared_from_this<Call> {
 
   // On the work pool, as the first prompt's; starts the others.
   absl::StatusOr<GenerateRequest> ReadBody() ABSL_LOCKS_EXCLUDED(mutex_) {
-    auto read = kind_ == OpenAiKind::kEmbedding
-                    ? ReadEmbeddings(http_.body, sessions_.model)
-                    : ReadOpenAiRequest(http_.body, kind_ == OpenAiKind::kChat, sessions_.model);
+    auto read = api_->Read(http_.body);
     std::string body = std::exchange(http_.body, {});
     TREADLE_RETURN_IF_ERROR(read.status());
     // Several prompts have no order among their events that could be resumed.
-    const bool stored =
-        sessions_.store != nullptr && kind_ != OpenAiKind::kEmbedding && read->prompts.size() == 1;
+    const bool stored = stored_kind_ != nullptr && read->prompts.size() == 1;
     GenerateRequest first = Take(*std::move(read), std::time(nullptr),
                                  stored ? std::optional(uint64_t{0}) : std::nullopt);
     if (stored) {
-      first.kind = kKinds[static_cast<size_t>(kind_)];
+      first.kind = stored_kind_;
       first.body = std::move(body);
     }
     return first;
@@ -177,8 +207,7 @@ class Call final : public std::enable_shared_from_this<Call> {
           "the request was asked over gRPC, expected to be resumed there");
     }
     // A client that sends its request again means that one.
-    const bool same = kind_ != OpenAiKind::kEmbedding &&
-                      stored.kind == kKinds[static_cast<size_t>(kind_)] &&
+    const bool same = stored_kind_ != nullptr && stored.kind == stored_kind_ &&
                       SameRequest(stored.body, http_.body);
     if (http_.path != kResumePath && !same) {
       return InvalidArgument("the body is not the one of the request ", Quoted(stored.id),
@@ -197,7 +226,7 @@ class Call final : public std::enable_shared_from_this<Call> {
     {
       MutexLock lock(mutex_);
       request_ = request;
-      answer_.emplace(sessions_.model, *request, id_, created);
+      answer_ = api_->Answer(*request, id_, created);
       if (from) answer_->NumberEvents(*from);
     }
     StartMore();
@@ -242,12 +271,12 @@ class Call final : public std::enable_shared_from_this<Call> {
     Ended();
     if (std::exchange(over_, true)) return;
     const absl::Status shown = status.ok() ? absl::CancelledError("the client is gone") : status;
-    HttpResponse error = OpenAiError(shown, kind_, request_ ? request_->max_tokens : "max_tokens");
+    HttpResponse error = api_->Error(shown, request_.get());
     if (resumed_ && absl::IsNotFound(shown)) {  // else that is a model
       error = OpenAiRefusal(404, std::string(shown.message()));
     }
     if (!begun_) return reply_->Send(Told(std::move(error)), OnDone());
-    reply_->Write("data: " + error.body + "\n\n");
+    reply_->Write(answer_->ErrorEvent(error));
     reply_->End(OnDone());
   }
 
@@ -293,7 +322,8 @@ class Call final : public std::enable_shared_from_this<Call> {
   }
 
   SessionEnvironment& sessions_;
-  const OpenAiKind kind_;
+  const std::unique_ptr<HttpApi> api_;
+  const char* const stored_kind_;                         // null: the request is not stored
   const std::optional<absl::StatusOr<EventId>> resumed_;  // none: a new request
   const std::string id_;
   HttpRequest http_;  // its body is gone once it was read
@@ -303,7 +333,7 @@ class Call final : public std::enable_shared_from_this<Call> {
 
   Mutex mutex_;
   std::shared_ptr<const OpenAiRequest> request_ ABSL_GUARDED_BY(mutex_);
-  std::optional<OpenAiAnswer> answer_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<HttpAnswer> answer_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::shared_ptr<Prompt>> prompts_ ABSL_GUARDED_BY(mutex_);
   size_t open_ ABSL_GUARDED_BY(mutex_) = 0;         // prompts that have begun and not ended
   bool begun_ ABSL_GUARDED_BY(mutex_) = false;      // a stream's head was sent
@@ -314,18 +344,22 @@ class Call final : public std::enable_shared_from_this<Call> {
 
 }  // namespace
 
-std::string RequestIdOf(const HttpRequest& request, const char* prefix) {
-  const std::string_view given = request.Header("x-request-id");
-  if (!given.empty()) return PrintableId(given);
+std::string NewId(const std::string& prefix) {
   static thread_local std::random_device device;
   char digits[25];
   std::snprintf(digits, sizeof digits, "%08x%08x%08x", device(), device(), device());
-  return std::string(prefix) + digits;
+  return prefix + digits;
+}
+
+void StartCall(SessionEnvironment& sessions, std::unique_ptr<HttpApi> api, HttpRequest request,
+               std::shared_ptr<HttpReply> reply) {
+  std::make_shared<Call>(sessions, std::move(api), std::move(request), std::move(reply))->Start();
 }
 
 void StartOpenAiCall(SessionEnvironment& sessions, OpenAiKind kind, HttpRequest request,
                      std::shared_ptr<HttpReply> reply) {
-  std::make_shared<Call>(sessions, kind, std::move(request), std::move(reply))->Start();
+  StartCall(sessions, std::make_unique<OpenAiApi>(sessions.model, kind), std::move(request),
+            std::move(reply));
 }
 
 }  // namespace treadle

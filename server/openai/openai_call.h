@@ -1,6 +1,6 @@
-// One call of /v1/completions, /v1/chat/completions or /v1/embeddings.
+// One call of an HTTP API that generates.
 //
-// Thread safety: StartOpenAiCall on the HTTP server's thread; the rest is under the sessions'
+// Thread safety: StartCall on the HTTP server's thread; the rest is under the sessions'
 // mutexes, then the call's own.
 #pragma once
 
@@ -8,17 +8,20 @@
 #include <string>
 
 #include "server/http/http_server.h"
-#include "server/openai/openai_request.h"
+#include "server/openai/http_api.h"
 #include "server/session/session.h"
 
 namespace treadle {
 
-// The call's name for the client and the log: its X-Request-Id, or a new one.
-std::string RequestIdOf(const HttpRequest& request, const char* prefix);
+// An id that no other has.
+std::string NewId(const std::string& prefix);
 
 // A GET of it is the rest of a stored stream; its call is a completion's.
 inline constexpr char kResumePath[] = "/v1/resume";
 
+void StartCall(SessionEnvironment& sessions, std::unique_ptr<HttpApi> api, HttpRequest request,
+               std::shared_ptr<HttpReply> reply);
+// Of /v1/completions, /v1/chat/completions or /v1/embeddings.
 void StartOpenAiCall(SessionEnvironment& sessions, OpenAiKind kind, HttpRequest request,
                      std::shared_ptr<HttpReply> reply);
 

@@ -44,7 +44,7 @@ const Meaning& MeaningOf(absl::StatusCode status) {
 
 // What is asked about.
 const char* PromptOf(OpenAiKind kind) {
-  constexpr const char* kNames[] = {"prompt", "messages", "input"};
+  constexpr const char* kNames[] = {"prompt", "messages", "input", "messages", "input"};
   return kNames[static_cast<size_t>(kind)];
 }
 
@@ -57,24 +57,17 @@ Names NamesFor(OpenAiKind kind, std::string_view max_tokens) {
           {"stopping.min_new_tokens", "min_tokens"},
           {"stopping.ignore_eos", "ignore_eos"},
           {"to max_new_tokens (", "to the most new tokens ("},
-          {"stopping.stop_strings", "stop"},
+          {"stopping.stop_strings", kind == OpenAiKind::kMessage ? "stop_sequences" : "stop"},
           {"stopping.stop_token_ids", "stop_token_ids"},
-          {"response.logprobs", kind == OpenAiKind::kChat ? "top_logprobs" : "logprobs"},
+          {"response.logprobs", kind == OpenAiKind::kCompletion ? "logprobs" : "top_logprobs"},
           {"response.prompt_logprobs", "prompt_logprobs"},
           {"token_ids.ids", PromptOf(kind)},
-          {"chat.messages", "messages"}};
+          {"chat.messages", PromptOf(kind)}};
 }
 // The same where they begin a message; elsewhere they are words of the language.
-Names StartsFor(OpenAiKind kind) {
-  const bool embedding = kind == OpenAiKind::kEmbedding;
-  return {{"chat: ", "messages: "},
-          {"text: ", embedding ? "input: " : "prompt: "},
-          {"text ", embedding ? "input " : "prompt "},
-          {"text[", embedding ? "input[" : "prompt["},
-          {"prompt ", kind == OpenAiKind::kChat ? "messages "
-                      : embedding               ? "input "
-                                                : "prompt "}};
-}
+// The same where they begin a message; elsewhere they are words of the language. With what follows.
+constexpr std::pair<absl::string_view, absl::string_view> kStarts[] = {
+    {"chat: ", ": "}, {"text: ", ": "}, {"text ", " "}, {"text[", "["}, {"prompt ", " "}};
 
 // What the message begins with, if that is a field's name.
 std::string ParamOf(const std::string& message) {
@@ -106,9 +99,10 @@ HttpResponse OpenAiError(const absl::Status& status, OpenAiKind kind, std::strin
     return Error(meaning.http, message, meaning.type, meaning.code,
                  meaning.http == 404 ? "model" : "");
   }
-  for (const auto& [ours, theirs] : StartsFor(kind)) {
-    if (!absl::StartsWith(message, ours)) continue;
-    message.replace(0, ours.size(), theirs.data(), theirs.size());
+  const bool chat = kind != OpenAiKind::kCompletion && kind != OpenAiKind::kEmbedding;
+  for (const auto& [start, end] : kStarts) {
+    if (!absl::StartsWith(message, start) || (chat && absl::StartsWith(start, "text"))) continue;
+    message.replace(0, start.size(), Str(PromptOf(kind), end));
     break;
   }
   message = absl::StrReplaceAll(message, NamesFor(kind, max_tokens));

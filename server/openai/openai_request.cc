@@ -9,6 +9,7 @@
 #include "base/number.h"
 #include "base/status.h"
 #include "base/utf8.h"
+#include "server/openai/body_fields.h"
 #include "server/openai/form_fields.h"
 #include "server/openai/generic_tools.h"
 #include "server/openai/json_fields.h"
@@ -153,13 +154,13 @@ absl::Status ReadTemplateArguments(const Json& value, OpenAiRequest& to) {
   return absl::OkStatus();
 }
 
-// A template that lets its user choose has a variable for the effort, or one that switches.
-absl::Status ReadReasoningEffort(const Json& value, OpenAiRequest& to) {
+}  // namespace
+
+absl::Status ReadReasoningEffort(std::string_view name, const Json& value, OpenAiRequest& to) {
   constexpr std::string_view kEfforts[] = {"none", "minimal", "low", "medium", "high", "xhigh"};
-  TREADLE_ASSIGN_OR_RETURN(const std::string effort, ReadText("reasoning_effort", value));
+  TREADLE_ASSIGN_OR_RETURN(const std::string effort, ReadText(name, value));
   if (std::ranges::find(kEfforts, effort) == std::end(kEfforts)) {
-    return Expected("reasoning_effort", value,
-                    R"("none", "minimal", "low", "medium", "high" or "xhigh")");
+    return Expected(name, value, R"("none", "minimal", "low", "medium", "high" or "xhigh")");
   }
   const bool thinks = effort != kEfforts[0];
   Json arguments = {{"enable_thinking", thinks}, {"thinking", thinks}};
@@ -168,6 +169,8 @@ absl::Status ReadReasoningEffort(const Json& value, OpenAiRequest& to) {
   to.template_arguments = std::move(arguments);
   return absl::OkStatus();
 }
+
+namespace {
 
 constexpr const char* kGuided[] = {"guided_choice", "guided_grammar", "guided_json",
                                    "guided_regex"};
@@ -260,7 +263,10 @@ constexpr Field kFields[] = {
        to.prompt_logprobs = true;
        return Set(ReadInt("prompt_logprobs", value), to.common.prompt_logprobs);
      }},
-    {"reasoning_effort", kChat, ReadReasoningEffort},
+    {"reasoning_effort", kChat,
+     [](const Json& value, OpenAiRequest& to) {
+       return ReadReasoningEffort("reasoning_effort", value, to);
+     }},
     {"response_format", kBoth,
      [](const Json& value, OpenAiRequest& to) { return ReadResponseFormat(value, to.form); }},
     {"return_token_ids", kBoth,
@@ -360,6 +366,8 @@ bool IsIn(OpenAiIn in, bool chat) {
   return (static_cast<int>(in) & static_cast<int>(chat ? kChat : kCompletions)) != 0;
 }
 
+}  // namespace
+
 absl::Status PassOver(const OpenAiField& field, const Json& value) {
   if (field.standing == kIgnored) return absl::OkStatus();
   for (const absl::string_view only :
@@ -380,6 +388,8 @@ absl::Status ReadSampling(const SamplingField& field, const Json& value, OpenAiR
   to.common.sampling.parameters.top_k = top_k == -1 ? 0 : top_k;  // both mean: off
   return absl::OkStatus();
 }
+
+namespace {
 
 absl::Status ReadField(const std::string& name, const Json& value, OpenAiRequest& to) {
   for (const SamplingField& field : kSamplingFields) {
@@ -448,7 +458,9 @@ absl::Status ConcludeTools(std::string_view body, const ServedModel& model, Open
   }
   const bool offered = !to.tools.empty() && to.tool_choice.mode != ToolChoice::Mode::kNone;
   if ((!offered && !to.knows_tools) || !model.chat_template) return absl::OkStatus();
-  const std::string_view written = offered ? MemberText(body, "tools") : "";
+  const std::string_view written = !offered                      ? ""
+                                   : to.tools_as_of_chat.empty() ? MemberText(body, "tools")
+                                                                 : to.tools_as_of_chat;
   const ToolFormat* format = FindToolFormat(model.chat_template->source());
   const bool generic = format == nullptr;
   if (generic) {
@@ -504,6 +516,8 @@ void ConcludeReasoning(const ServedModel& model, OpenAiRequest& to) {
   }
 }
 
+}  // namespace
+
 absl::StatusOr<Json> ReadBody(std::string_view body, const ServedModel& model) {
   if (const size_t bad = FindInvalidUtf8(body); bad != std::string_view::npos) {
     return InvalidArgument("the body is not valid UTF-8 at byte ", bad);
@@ -517,7 +531,13 @@ absl::StatusOr<Json> ReadBody(std::string_view body, const ServedModel& model) {
                   Json(model.name).dump());
 }
 
-}  // namespace
+absl::Status ConcludeBody(std::string_view body, const ServedModel& model, OpenAiRequest& to) {
+  TREADLE_RETURN_IF_ERROR(Conclude(body, to));
+  TREADLE_RETURN_IF_ERROR(ConcludeTools(body, model, to));
+  ConcludeReasoning(model, to);
+  if (to.common.constraint) to.common.constraint->any_whitespace = to.form.any_whitespace;
+  return absl::OkStatus();
+}
 
 absl::StatusOr<OpenAiRequest> ReadOpenAiRequest(std::string_view body, bool chat,
                                                 const ServedModel& model) {
@@ -528,12 +548,7 @@ absl::StatusOr<OpenAiRequest> ReadOpenAiRequest(std::string_view body, bool chat
     if (!value.is_null()) TREADLE_RETURN_IF_ERROR(ReadField(name, value, request));
   }
   TREADLE_RETURN_IF_ERROR(CheckEndOfPrompt(object, request));
-  TREADLE_RETURN_IF_ERROR(Conclude(body, request));
-  TREADLE_RETURN_IF_ERROR(ConcludeTools(body, model, request));
-  if (chat) ConcludeReasoning(model, request);
-  if (auto& constraint = request.common.constraint) {
-    constraint->any_whitespace = request.form.any_whitespace;
-  }
+  TREADLE_RETURN_IF_ERROR(ConcludeBody(body, model, request));
   return request;
 }
 

@@ -25,7 +25,8 @@ namespace treadle {
 inline constexpr size_t kMaxPrompts = 128;
 inline constexpr size_t kMaxInputs = 2048;
 
-enum class OpenAiKind : uint8_t { kCompletion, kChat, kEmbedding };
+// The last two have rooms of their own; for what their fields are called in errors.
+enum class OpenAiKind : uint8_t { kCompletion, kChat, kEmbedding, kMessage, kResponse };
 
 struct OpenAiRequest {
   using Prompt = decltype(GenerateRequest::prompt);
@@ -42,6 +43,7 @@ struct OpenAiRequest {
   bool token_ids = false;        // are told, beside the text
   bool prompt_logprobs = false;  // were asked by this name
   std::vector<Tool> tools = {};
+  std::string tools_as_of_chat = {};  // where the API writes them otherwise; empty: it does not
   ToolChoice tool_choice = {};
   bool knows_tools = false;  // the messages have calls
   // Of a chat: what to look for in the answer.

@@ -1,7 +1,6 @@
 #include "server/openai/tool_request.h"
 
 #include <algorithm>
-#include <functional>
 #include <string_view>
 #include <utility>
 
@@ -15,41 +14,21 @@ namespace {
 
 using Json = nlohmann::json;
 
-struct Member {
-  std::string_view name;
-  std::function<absl::Status(const std::string& name, const Json& value)> read;
-};
-
 // Members that SDKs send back with a call, and templates do not have: where it stood in a stream,
 // and its arguments once more.
 constexpr std::string_view kPassedOver[] = {"index", "parsed_arguments"};
-
-// An object of these members; what is null is absent, and of another name refused.
-absl::Status ReadMembers(const std::string& name, const Json& object,
-                         const std::vector<Member>& members) {
-  if (!object.is_object()) return Expected(name, object, "an object");
-  for (const auto& [key, value] : object.items()) {
-    const auto is_it = [&key = key](const Member& member) { return member.name == key; };
-    const auto member = std::ranges::find_if(members, is_it);
-    if (value.is_null()) continue;
-    if (member == members.end() && std::ranges::count(kPassedOver, key) > 0) continue;
-    if (member == members.end()) {
-      std::vector<std::string_view> known;
-      for (const Member& other : members) known.push_back(other.name);
-      return Unsupported(name + ".", key, known);
-    }
-    TREADLE_RETURN_IF_ERROR(member->read(name + "." + key, value));
-  }
-  return absl::OkStatus();
-}
 
 absl::Status IsFunction(const std::string& name, const Json& value) {
   return value == "function" ? absl::OkStatus() : Expected(name, value, "\"function\"");
 }
 
-// A text that must be there has at least one byte.
-absl::Status Required(const std::string& name, const std::string& text) {
-  return text.empty() ? InvalidArgument(name, " is missing") : absl::OkStatus();
+absl::Status ReadSchema(const std::string& name, const Json& value, Tool& to) {
+  if (!value.is_object()) return Expected(name, value, "an object");
+  const Json properties = value.value("properties", Json());
+  for (const auto& [key, schema] : properties.items()) {
+    if (schema.is_object() && schema.value("type", Json()) == "string") to.texts.insert(key);
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<Tool> ReadTool(const std::string& name, const Json& tool) {
@@ -60,14 +39,7 @@ absl::StatusOr<Tool> ReadTool(const std::string& name, const Json& tool) {
       {"description",
        [](const auto& where, const Json& value) { return ReadText(where, value).status(); }},
       {"parameters",
-       [&](const auto& where, const Json& value) {
-         const Json properties = value.is_object() ? value.value("properties", Json()) : Json();
-         for (const auto& [key, schema] : properties.items()) {
-           if (schema.is_object() && schema.value("type", Json()) == "string")
-             read.texts.insert(key);
-         }
-         return value.is_object() ? absl::OkStatus() : Expected(where, value, "an object");
-       }},
+       [&](const auto& where, const Json& value) { return ReadSchema(where, value, read); }},
       {"strict", [&](const auto& where, const Json& value) {
          return Set(ReadBool(where, value), read.strict);
        }}};
@@ -75,7 +47,32 @@ absl::StatusOr<Tool> ReadTool(const std::string& name, const Json& tool) {
       name, tool, {{"type", IsFunction}, {"function", [&](const auto& where, const Json& value) {
                                             return ReadMembers(where, value, of_function);
                                           }}}));
-  TREADLE_RETURN_IF_ERROR(Required(name + ".function.name", read.name));
+  read.where = name + ".function";
+  TREADLE_RETURN_IF_ERROR(Required(read.where + ".name", read.name));
+  return read;
+}
+
+absl::StatusOr<Tool> ReadFlatTool(const std::string& name, const Json& tool,
+                                  const FlatToolForm& form) {
+  if (!tool.is_object()) return Expected(name, tool, "an object");
+  const Json type = tool.value("type", Json());
+  if (type != form.type && (form.needs_type || !type.is_null())) {
+    return Expected(name + ".type", type, Json(form.type).dump());
+  }
+  Tool read{.name = "", .where = name, .schema = form.schema};
+  TREADLE_RETURN_IF_ERROR(ReadMembers(
+      name, tool,
+      {{"name",
+        [&](const auto& where, const Json& text) { return Set(ReadText(where, text), read.name); }},
+       {"description",
+        [](const auto& where, const Json& text) { return ReadText(where, text).status(); }},
+       {form.schema,
+        [&](const auto& where, const Json& schema) { return ReadSchema(where, schema, read); }},
+       {"strict", [&](const auto& where,
+                      const Json& strict) { return Set(ReadBool(where, strict), read.strict); }},
+       {"type", [](const auto&, const Json&) { return absl::OkStatus(); }}},
+      form.passed_over));
+  TREADLE_RETURN_IF_ERROR(Required(name + ".name", read.name));
   return read;
 }
 
@@ -94,9 +91,11 @@ absl::StatusOr<ToolCall> ReadToolCall(const std::string& name, const Json& value
       {{"id",
         [&](const auto& where, const Json& text) { return Set(ReadText(where, text), call.id); }},
        {"type", IsFunction},
-       {"function", [&](const auto& where, const Json& function) {
-          return ReadMembers(where, function, of_function);
-        }}}));
+       {"function",
+        [&](const auto& where, const Json& function) {
+          return ReadMembers(where, function, of_function, kPassedOver);
+        }}},
+      kPassedOver));
   TREADLE_RETURN_IF_ERROR(Required(name + ".id", call.id));
   TREADLE_RETURN_IF_ERROR(Required(name + ".function.name", call.name));
   TREADLE_RETURN_IF_ERROR(Required(name + ".function.arguments", call.arguments));
@@ -111,6 +110,30 @@ absl::StatusOr<std::vector<Tool>> ReadTools(const Json& tools) {
   for (size_t i = 0; i < tools.size(); ++i) {
     TREADLE_ASSIGN_OR_RETURN(read.emplace_back(), ReadTool(Str("tools[", i, "]"), tools[i]));
   }
+  return read;
+}
+
+absl::StatusOr<FlatTools> ReadFlatTools(const Json& tools, std::string_view written,
+                                        const FlatToolForm& form) {
+  if (!tools.is_array()) return Expected("tools", tools, "an array of tools");
+  FlatTools read;
+  for (size_t i = 0; i < tools.size(); ++i) {
+    TREADLE_ASSIGN_OR_RETURN(read.tools.emplace_back(),
+                             ReadFlatTool(Str("tools[", i, "]"), tools[i], form));
+  }
+  using Ordered = nlohmann::ordered_json;
+  Ordered of_chat = Ordered::array();
+  for (const Ordered& tool : Ordered::parse(written)) {
+    Ordered function = Ordered::object();
+    for (const auto& [member, name] : {std::pair("name", std::string_view("name")),
+                                       {"description", "description"},
+                                       {"parameters", form.schema}}) {
+      const auto found = tool.find(name);
+      if (found != tool.end() && !found->is_null()) function[member] = *found;
+    }
+    of_chat.push_back({{"type", "function"}, {"function", std::move(function)}});
+  }
+  if (!read.tools.empty()) read.as_of_chat = of_chat.dump();
   return read;
 }
 
@@ -142,7 +165,7 @@ absl::Status ConstrainCalls(std::string_view written, const std::vector<Tool>& t
   const auto strict = std::ranges::find(tools, true, &Tool::strict);
   if (!required && strict == tools.end() && !constraint && !always) return absl::OkStatus();
   if (!required && !constraint && (!format.anywhere || format.read != nullptr)) {
-    return InvalidArgument("tools[", strict - tools.begin(), "].function.strict is true, expected ",
+    return InvalidArgument(strict->where, ".strict is true, expected ",
                            "false unless tool_choice demands a call: this model's calls cannot be ",
                            "held to a schema among text");
   }
@@ -152,7 +175,7 @@ absl::Status ConstrainCalls(std::string_view written, const std::vector<Tool>& t
     const Tool& tool = tools[i];
     if (!choice.name.empty() && tool.name != choice.name) continue;
     Constraint::Tag& tag = tags.emplace_back();
-    tag.field = Str("tools[", i, "].function.parameters");
+    tag.field = Str(tool.where, ".", tool.schema);
     tag.begin = format.Begin(tool.name);
     tag.end = format.End();
     const auto& function = parsed[i]["function"];
@@ -168,7 +191,7 @@ absl::Status ConstrainCalls(std::string_view written, const std::vector<Tool>& t
     }
   }
   if (tags.empty()) {
-    return InvalidArgument("tool_choice.function.name is ", Cut(Json(choice.name).dump(), kShown),
+    return InvalidArgument(choice.field, " is ", Cut(Json(choice.name).dump(), kShown),
                            ", expected one of tools");
   }
   if (required || !constraint) {

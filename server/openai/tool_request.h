@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -20,16 +21,35 @@ namespace treadle {
 // One of the field `tools`: a function, perhaps with a description and a schema of its parameters.
 struct Tool {
   std::string name;
-  bool strict = false;               // what it is called with satisfies the schema
+  bool strict = false;  // what it is called with satisfies the schema
+  // For errors: where it stands in the body, and what its schema is called there.
+  std::string where = {};
+  std::string_view schema = "parameters";
   std::set<std::string> texts = {};  // parameters that are texts by the schema
 };
 absl::StatusOr<std::vector<Tool>> ReadTools(const nlohmann::json& tools);
+
+// How APIs beside chats write a function: {"type", "name", "description", `schema`, "strict"}.
+struct FlatToolForm {
+  std::string_view type;  // of a function
+  bool needs_type;        // else it may be missing
+  std::string_view schema;
+  std::span<const std::string_view> passed_over;  // members without effect
+};
+// The same tools, and as a chat writes them, members in their order. `written`: `tools` as text.
+struct FlatTools {
+  std::vector<Tool> tools;
+  std::string as_of_chat;
+};
+absl::StatusOr<FlatTools> ReadFlatTools(const nlohmann::json& tools, std::string_view written,
+                                        const FlatToolForm& form);
 
 // The field `tool_choice`.
 struct ToolChoice {
   enum class Mode : uint8_t { kNone, kAuto, kRequired };
   Mode mode = Mode::kAuto;
   std::string name = {};  // of the one that must be called; empty: any
+  std::string_view field = "tool_choice.function.name";  // what the client calls it
 };
 absl::StatusOr<ToolChoice> ReadToolChoice(const nlohmann::json& choice);
 

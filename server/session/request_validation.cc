@@ -104,8 +104,10 @@ absl::StatusOr<std::string> UpToEndOf(const ChatMessage& last, std::string rende
   return rendered;
 }
 
-absl::StatusOr<std::vector<int32_t>> ReadPrompt(GenerateRequest& request, const ServedModel& model,
-                                                Clock::time_point deadline) {
+}  // namespace
+
+absl::StatusOr<std::vector<int32_t>> PromptIds(GenerateRequest& request, const ServedModel& model,
+                                               Clock::time_point deadline) {
   if (std::holds_alternative<std::monostate>(request.prompt)) {
     return InvalidArgument("prompt is missing, expected one of text, token_ids, chat");
   }
@@ -145,6 +147,8 @@ absl::StatusOr<std::vector<int32_t>> ReadPrompt(GenerateRequest& request, const 
   return prompt;
 }
 
+namespace {
+
 // Keeps the prompt's last tokens. `most`: that there is room for.
 absl::Status Truncate(const std::optional<int32_t>& asked, int64_t most,
                       std::vector<int32_t>& prompt) {
@@ -181,6 +185,9 @@ absl::Status ReadLengths(const GenerateRequest::Stopping& stopping, const Served
       stopping.without_limit ? most : std::min<int64_t>(limits.default_max_new_tokens, most);
   spec.max_new_tokens =
       stopping.max_new_tokens.value_or(static_cast<int32_t>(std::max<int64_t>(1, usual)));
+  if (stopping.without_limit && spec.max_new_tokens > most) {
+    spec.max_new_tokens = static_cast<int32_t>(std::max<int64_t>(1, most));
+  }
   if (spec.max_new_tokens < 1) {
     return InvalidArgument("stopping.max_new_tokens is ", spec.max_new_tokens,
                            ", expected at least 1");
@@ -379,7 +386,7 @@ absl::StatusOr<ValidatedRequest> ValidateRequest(GenerateRequest request, const 
       return absl::FailedPreconditionError(
           "this server gives no embeddings: it was started with --embedding-pooling none");
     }
-    TREADLE_ASSIGN_OR_RETURN(spec.prompt, ReadPrompt(request, model, deadline));
+    TREADLE_ASSIGN_OR_RETURN(spec.prompt, PromptIds(request, model, deadline));
     TREADLE_RETURN_IF_ERROR(
         Truncate(request.truncate_prompt_tokens, model.max_context, spec.prompt));
     TREADLE_RETURN_IF_ERROR(ReadEmbedding(model, limits, spec));
@@ -396,7 +403,7 @@ absl::StatusOr<ValidatedRequest> ValidateRequest(GenerateRequest request, const 
                            ReadLogprobs("prompt_logprobs", request.prompt_logprobs));
   const bool ignore_eos = request.stopping.ignore_eos;
   TREADLE_RETURN_IF_ERROR(ReadStops(request.stopping, model, valid));
-  TREADLE_ASSIGN_OR_RETURN(spec.prompt, ReadPrompt(request, model, deadline));
+  TREADLE_ASSIGN_OR_RETURN(spec.prompt, PromptIds(request, model, deadline));
   TREADLE_RETURN_IF_ERROR(
       Truncate(request.truncate_prompt_tokens, model.max_context - 1, spec.prompt));
   TREADLE_RETURN_IF_ERROR(ReadLengths(request.stopping, model, limits, spec));

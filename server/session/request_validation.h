@@ -51,7 +51,8 @@ struct GenerateRequest {
 
   struct Stopping {
     std::optional<int32_t> max_new_tokens = {};  // absent: the server's default, clipped
-    bool without_limit = false;  // the absent one is all that fits in the context and the cache
+    // The absent one is all that fits in the context and the cache, and so is one that is more.
+    bool without_limit = false;
     int32_t min_new_tokens = 0;
     std::vector<std::string> stop_strings = {};
     std::vector<int32_t> stop_token_ids = {};
@@ -101,6 +102,10 @@ absl::StatusOr<std::string> RenderChat(const std::vector<ChatMessage>& messages,
 absl::StatusOr<ValidatedRequest> ValidateRequest(
     GenerateRequest request, const ServedModel& model, const RequestLimits& limits,
     uint64_t random_seed, Clock::time_point deadline = Clock::time_point::max());
+
+// The prompt's token ids, however long it is; ValidateRequest's errors.
+absl::StatusOr<std::vector<int32_t>> PromptIds(GenerateRequest& request, const ServedModel& model,
+                                               Clock::time_point deadline);
 
 // ValidateRequest's verdict on a repeated field with so many entries, for a front end that counts
 // them before it parses them; ok for up to 4096, which cost little. `field`: as in the gRPC API

@@ -1,13 +1,16 @@
 // Requests over HTTP: heads and bodies, which mean the same however they are cut, and the same to
-// another parser (Boost.Beast, which takes more), and then what OpenAI's API reads of their JSON.
-// The first byte of an input says whose body the rest is, or that the rest is the request as it
-// comes over the wire: there, most changes of a body's length leave no request.
+// another parser (Boost.Beast, which takes more), and then what OpenAI's APIs and Anthropic's read
+// of their JSON. The first byte of an input says whose body the rest is, or that the rest is the
+// request as it comes over the wire: there, most changes of a body's length leave no request.
 #include <boost/beast/http.hpp>
 
+#include "base/json_file.h"
 #include "base/status.h"
 #include "base/utf8.h"
+#include "server/anthropic/messages_request.h"
 #include "server/http/http_parser.h"
 #include "server/openai/openai_request.h"
+#include "server/responses/responses_request.h"
 #include "server/session/request_validation.h"
 #include "tests/fuzz/fuzz_input.h"
 #include "tests/fuzz/fuzz_target.h"
@@ -18,7 +21,8 @@ namespace {
 
 constexpr size_t kHeadBytes = 512, kBodyBytes = 2048;
 constexpr std::string_view kPaths[] = {"/v1/completions", "/v1/chat/completions", "/v1/embeddings",
-                                       "/tokenize", "/detokenize"};
+                                       "/tokenize",       "/detokenize",          "/v1/messages",
+                                       "/v1/responses"};
 
 // Nothing: the request was refused, or is not whole. `rest`: how many bytes follow it.
 std::optional<HttpRequest> Take(std::string_view bytes, size_t cut, size_t& rest) {
@@ -37,13 +41,26 @@ std::optional<HttpRequest> Take(std::string_view bytes, size_t cut, size_t& rest
   return parser.Release();
 }
 
+absl::StatusOr<OpenAiRequest> ReadGenerating(std::string_view path, std::string_view body) {
+  const ServedModel& model = FuzzedModel();
+  if (path == "/v1/embeddings") return ReadEmbeddings(body, model);
+  if (path == "/v1/messages") return ReadMessagesRequest(body, model);
+  if (path != "/v1/responses") {
+    return ReadOpenAiRequest(body, path == "/v1/chat/completions", model);
+  }
+  TREADLE_ASSIGN_OR_RETURN(ResponsesRequest read,
+                           ReadResponsesRequest(body, model, [](const std::string& id) {
+                             return id == "r" ? std::make_shared<const KeptResponse>() : nullptr;
+                           }));
+  TREADLE_CHECK(ParseJsonObject("{" + read.echo + "}", "").ok());
+  return OpenAiRequest(std::move(read));
+}
+
 void Read(std::string_view path, std::string_view body) {
   const auto check = [](const absl::Status& status) { TREADLE_CHECK(!status.message().empty()); };
   if (path == "/tokenize") return ReadTokenize(body, FuzzedModel()).IgnoreError();
   if (path == "/detokenize") return ReadDetokenize(body, FuzzedModel()).IgnoreError();
-  const auto read = path == "/v1/embeddings"
-                        ? ReadEmbeddings(body, FuzzedModel())
-                        : ReadOpenAiRequest(body, path == "/v1/chat/completions", FuzzedModel());
+  const auto read = ReadGenerating(path, body);
   if (!read.ok()) return check(read.status());
   TREADLE_CHECK(!read->prompts.empty());
   for (size_t i = 0; i < read->prompts.size(); ++i) {
@@ -114,7 +131,20 @@ std::vector<std::string> Seeds() {
           R"("tool_choice":{"type":"function","function":{"name":"f"}}})"},
       {2, R"({"input":[[1,2],[3]],"encoding_format":"base64"})"},
       {3, R"({"prompt":"abba","add_special_tokens":false})"},
-      {4, R"({"tokens":[1,2,257]})"}};
+      {4, R"({"tokens":[1,2,257]})"},
+      {5,
+       R"({"max_tokens":3,"system":[{"type":"text","text":"a"}],"messages":[{"role":"assistant",)"
+       R"("content":[{"type":"tool_use","id":"i","name":"f","input":{"b":1,"a":[2.5]}}]},)"
+       R"({"role":"user","content":[{"type":"tool_result","tool_use_id":"i","content":"b"},)"
+       R"({"type":"text","text":"c"}]}],"tools":[{"name":"f","input_schema":{}}],)"
+       R"("tool_choice":{"type":"tool","name":"f"},"stop_sequences":["a"],)"
+       R"("output_config":{"format":{"type":"json_schema","schema":{}}}})"},
+      {6, R"({"input":[{"role":"user","content":[{"type":"input_text","text":"a"}]},)"
+          R"({"type":"function_call","call_id":"i","name":"f","arguments":"{\"b\":1}"},)"
+          R"({"type":"function_call_output","call_id":"i","output":"b"}],"store":true,)"
+          R"("instructions":"c","previous_response_id":"r","metadata":{"d":"e"},)"
+          R"("tools":[{"type":"function","name":"f","parameters":{}}],)"
+          R"("text":{"format":{"type":"json_schema","name":"n","schema":{}}}})"}};
   const auto wire = static_cast<char>(std::size(kPaths));
   std::vector<std::string> seeds = {
       wire +

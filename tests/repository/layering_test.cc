@@ -62,6 +62,15 @@ const std::vector<Room>& Rooms() {
        {"server/session/", "server/constraint/constraint.h", "server/http/", "server/access/",
         "server/observe/", "scheduler/", "models/text/", "base/"},
        {}},
+      // Other APIs' words for the same calls.
+      {"server/anthropic",
+       {"server/openai/", "server/session/", "server/constraint/constraint.h", "server/http/",
+        "scheduler/", "models/text/", "base/"},
+       {}},
+      {"server/responses",
+       {"server/openai/", "server/session/", "server/constraint/constraint.h", "server/http/",
+        "scheduler/", "models/text/", "base/"},
+       {}},
       // Constraints on tokens; XGrammar stays in one source of it.
       {"server/constraint", {"scheduler/", "engine/", "models/text/", "base/"}, {}},
       {"server/session",

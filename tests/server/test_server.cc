@@ -14,7 +14,7 @@
 #include "engine/local_engine.h"
 #include "kernels/reference/reference_backend.h"
 #include "server/grpc/messages.h"
-#include "server/page/page_routes.h"
+#include "server/http_routes.h"
 #include "tests/server/letter_tokenizer.h"
 #include "tests/support/prefix_model.h"
 #include "tests/support/ranks/one_rank.h"
@@ -94,7 +94,7 @@ TestServer::TestServer(const TestServerOptions& options) {
   TREADLE_CHECK(server.ok());
   server_ = std::move(*server);
   auto http = StartOpenAi("127.0.0.1:0", options.http, server_->sessions(), *health_,
-                          PageRoutes(*follower_, server_->sessions()));
+                          RoutesBesideOpenAi(*follower_, server_->sessions()));
   TREADLE_CHECK(http.ok());
   http_ = std::move(*http);
   channel_ = Connect(options.channel_credentials ? options.channel_credentials
