@@ -534,7 +534,7 @@ absl::StatusOr<Json> ReadBody(std::string_view body, const ServedModel& model) {
 absl::Status ConcludeBody(std::string_view body, const ServedModel& model, OpenAiRequest& to) {
   TREADLE_RETURN_IF_ERROR(Conclude(body, to));
   TREADLE_RETURN_IF_ERROR(ConcludeTools(body, model, to));
-  ConcludeReasoning(model, to);
+  if (to.chat) ConcludeReasoning(model, to);
   if (to.common.constraint) to.common.constraint->any_whitespace = to.form.any_whitespace;
   return absl::OkStatus();
 }
