@@ -254,7 +254,7 @@ TEST(ResponsesAnswer, AWholeOneHasItsItemsAndIsKept) {
            "content": [{"type": "output_text", "text": "I look.", "annotations": [],
                         "logprobs": []}]},
           {"id": "fc_)",
-                            call.substr(5), R"(", "type": "function_call", "status": "completed",
+                            call, R"(", "type": "function_call", "status": "completed",
            "call_id": ")",
                             call, R"(", "name": "weather", "arguments": "{\"city\": \"B\"}"}])")));
   EXPECT_THAT(text, testing::StartsWith("msg_"));
