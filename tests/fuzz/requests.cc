@@ -1,5 +1,7 @@
 // Requests of the gRPC API, from the wire to what the scheduler would be given: the first byte says
 // which RPC, the rest is its message.
+#include <grpcpp/grpcpp.h>
+
 #include "base/status.h"
 #include "base/utf8.h"
 #include "server/gateway/gateway_messages.h"
