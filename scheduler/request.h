@@ -108,6 +108,8 @@ struct Request {
   // Penalty for epochs that were lost since the last new result: 4 for each in which the request
   // ran new tokens, and so may be the cause, else 1.
   int losses = 0;
+  // Seconds from its arrival to its first token, as foretold then (first_token.h).
+  std::optional<double> predicted_first_token;
   std::optional<int32_t> cached_tokens;  // of the prompt, in the prefix cache when it began
   std::vector<Sequence> sequences;       // [candidates]
   // The stages that must recompute its known tokens; none once it has caught up.
