@@ -33,6 +33,8 @@ const char* ReasonOf(const Request& request, const absl::Status& status) {
       return "cancelled";
     case absl::StatusCode::kDeadlineExceeded:
       return "deadline";
+    case absl::StatusCode::kResourceExhausted:
+      return "refused";
     default:
       return "error";
   }
@@ -48,6 +50,7 @@ LedgerEnd EndOf(const Request& request, const absl::Status& status, Clock::time_
   end.cached_tokens = request.cached_tokens.value_or(0);
   for (const Sequence& sequence : request.sequences) end.output_tokens += sequence.produced;
   end.reason = ReasonOf(request, status);
+  end.predicted_first_token = request.predicted_first_token.value_or(-1);
   end.timings = TimingsOf(request, now);
   return end;
 }

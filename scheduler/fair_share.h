@@ -54,7 +54,7 @@ class FairShare final : public Policy {
     });
   }
 
-  Selection Select(const PolicyView& view) override {
+  std::vector<Request*> Order(const PolicyView& view) const override {
     std::vector<Request*> order = LiveRequests(view);
     const auto waiting = std::ranges::stable_partition(
         order, [](const Request* request) { return request->state != RequestState::kWaiting; });
@@ -68,13 +68,17 @@ class FairShare final : public Policy {
     }
     std::ranges::stable_sort(waiting, {},
                              [&](const Request* request) { return starts.at(request->id); });
-    Selection selection = TakeMembers(view, order);
+    return order;
+  }
+
+  Selection Select(const PolicyView& view) override {
+    Selection selection = TakeMembers(view, Order(view));
     AssignTokens(view, selection);
     for (const Selected& member : selection) {
       const Request& request = *member.request;
       if (request.state != RequestState::kWaiting) continue;
       Owner& owner = owners_.at(request.spec.owner);
-      time_ = std::max(time_, starts.at(request.id));
+      time_ = std::max(time_, owner.time);
       owner.time += Cost(request) / owner.weight;
       --owner.waiting;
       ++owner.running;

@@ -12,8 +12,9 @@ class Fcfs final : public Policy {
   std::string_view name() const override { return "fcfs"; }
   Delivery delivery() const override { return Delivery::kAsGenerated; }
   // Admission is in arrival order, so whoever runs arrived before whoever waits.
+  std::vector<Request*> Order(const PolicyView& view) const override { return LiveRequests(view); }
   Selection Select(const PolicyView& view) override {
-    Selection selection = TakeMembers(view, LiveRequests(view));
+    Selection selection = TakeMembers(view, Order(view));
     AssignTokens(view, selection);
     return selection;
   }

@@ -51,6 +51,9 @@ void AppendEnd(std::string& out, const LedgerEnd& end) {
   AppendString(out, end.reason);
   AppendNumber(out, "queued", end.timings.queued);
   AppendNumber(out, "first_token", end.timings.first_token);
+  if (end.predicted_first_token >= 0) {
+    AppendNumber(out, "predicted_first_token", end.predicted_first_token);
+  }
   AppendNumber(out, "total", end.timings.total);
   out += '}';
 }

@@ -39,7 +39,8 @@ struct LedgerEnd {
   int32_t cached_tokens = 0;  // of the prompt's, which were in the prefix cache
   int32_t output_tokens = 0;
   bool internal = false;  // as in RequestSpec
-  std::string reason;     // "length", "stop", "cancelled", "deadline", "error"
+  std::string reason;     // "length", "stop", "cancelled", "deadline", "refused", "error"
+  double predicted_first_token = -1;  // as in Request; -1: none
   RequestTimings timings;
 };
 

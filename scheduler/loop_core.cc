@@ -39,6 +39,7 @@ LoopCore::LoopCore(Engine& engine, KvSlotManager& kv, RequestPool& pool, Policy&
       time_(time),
       limits_(WithEngine(options.limits, engine)),
       heartbeat_(options.heartbeat),
+      max_ttft_(options.max_ttft),
       recover_(options.recover),
       give_up_(options.give_up),
       began_(time.Now()),
@@ -199,6 +200,11 @@ void LoopCore::AppendRecord(const IterationResult& result, PlanInFlight& note) {
   record.idle = note.idle;
   record.bubble = note.behind ? timings.gap : 0;
   record.stages = limits_.stages;
+  int64_t rows = 0;
+  for (const LedgerMember& member : record.members) rows += member.tokens;
+  if (rows > 0) {
+    forecast_.NoteIteration(rows, record.receive + record.compute + record.sample + record.bubble);
+  }
   record.experts = result.experts;
   ledger_.Append(std::move(record));
 }
@@ -208,6 +214,7 @@ void LoopCore::AppendRecord(const IterationResult& result, PlanInFlight& note) {
 void LoopCore::FinishSequence(Request& request, Sequence& sequence, FinishReason reason) {
   sequence.finished = true;
   sequence.finish = reason;
+  forecast_.NoteAnswer(sequence.produced, request.spec.max_new_tokens);
   masks_.Forget(sequence);
   const bool all = std::all_of(request.sequences.begin(), request.sequences.end(),
                                [](const Sequence& other) { return other.finished; });
@@ -292,10 +299,33 @@ void LoopCore::TakeInbox() {
     ++waiting_;
     policy_.OnArrival(*request);
     pool_.live().push_back(std::move(request));
+    Foretell(*pool_.live().back());
   }
   for (RequestPool::Command& command : inbox.commands) Apply(command);
   if (inbox.forget_cached) planner_.ForgetCached();
   draining_ = inbox.draining;
+}
+
+// Ends a request that has just come if its first token would come too late.
+void LoopCore::Foretell(Request& request) {
+  if (max_ttft_ == Clock::duration(0) || request.spec.internal || !request.spec.earlier.empty()) {
+    return;
+  }
+  const bool by_deadline = request.spec.deadline - now_ < max_ttft_;
+  const double most = Seconds(by_deadline ? request.spec.deadline - now_ : max_ttft_);
+  std::vector<int64_t> rows_in_flight;
+  for (const PlanInFlight& plan : in_flight_) {
+    int64_t& rows = rows_in_flight.emplace_back(0);
+    for (const LedgerMember& member : plan.members) rows += member.tokens;
+  }
+  const PolicyView view{pool_.live(), kv_.Capacity(), limits_, now_, cached_};
+  request.predicted_first_token =
+      forecast_.Predict(view, policy_.Order(view), request, rows_in_flight, most);
+  if (request.predicted_first_token.value_or(0) <= most) return;
+  End(request, ResourceExhausted("the first token would come in ", *request.predicted_first_token,
+                                 " s or later, with ", running_, " requests that run and ",
+                                 waiting_ - 1, " that wait; expected less than the ", most,
+                                 " s of ", by_deadline ? "its deadline" : "--max-ttft"));
 }
 
 void LoopCore::Apply(RequestPool::Command& command) {

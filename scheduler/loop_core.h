@@ -21,6 +21,7 @@
 #include "engine/engine.h"
 #include "engine/kv/kv_slot_manager.h"
 #include "scheduler/delivery.h"
+#include "scheduler/first_token.h"
 #include "scheduler/ledger.h"
 #include "scheduler/mask_orders.h"
 #include "scheduler/planner.h"
@@ -45,8 +46,11 @@ class LoopCore {
     BatchLimits limits;  // stages and depth are taken from the engine
     // A plan without steps after so long without one; releases ride on it.
     std::chrono::milliseconds heartbeat{1000};
-    bool recover = true;                     // else requests that run end with an engine that fails
     MakeDrafter drafter = MakeNgramDrafter;  // of requests that speculate
+    // Longer than that, or than its deadline, no request may wait for its first token: one that
+    // would is refused when it comes (first_token.h). 0: nothing is foretold.
+    Clock::duration max_ttft{0};
+    bool recover = true;  // else requests that run end with an engine that fails
     // Set: an engine that fails is not restarted. Every request ends, those that wait too, no more
     // are accepted, and this is called once with the reason, on the loop's thread; must not block.
     std::function<void(const absl::Status&)> give_up = {};
@@ -81,6 +85,7 @@ class LoopCore {
   void RecoverRequest(Request& request, const absl::Status& status, bool stood);
   void NoteStanding();
   void TakeInbox();
+  void Foretell(Request& request);
   void Apply(RequestPool::Command& command);
   void FinishCandidate(Request& request, uint32_t candidate);
   void Expire();
@@ -103,6 +108,7 @@ class LoopCore {
   const TimeSource& time_;
   const BatchLimits limits_;
   const std::chrono::milliseconds heartbeat_;
+  const Clock::duration max_ttft_;
   const bool recover_;
   const std::function<void(const absl::Status&)> give_up_;
   const Clock::time_point began_;
@@ -111,6 +117,7 @@ class LoopCore {
   Planner planner_;
   const std::function<KvSlotManager::Found(const Request&)> cached_;  // of policies' views
   Delivery delivery_;
+  FirstTokenForecast forecast_;
   Clock::time_point now_;          // of this turn
   Clock::time_point last_submit_;  // of a plan, heartbeats included
   Clock::time_point idle_since_;   // when the engine had no plan any more

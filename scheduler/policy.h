@@ -62,6 +62,9 @@ class Policy {
   virtual void OnArrival(const Request&) {}
   virtual void OnEnd(const Request&, Clock::time_point) {}
 
+  // All live requests: those that run before those that wait, and these in the order in which they
+  // are admitted if no others come.
+  virtual std::vector<Request*> Order(const PolicyView& view) const = 0;
   // Does not change the requests. Its selection is submitted.
   virtual Selection Select(const PolicyView& view) = 0;
 

@@ -18,12 +18,15 @@ class Priority final : public Policy {
  public:
   std::string_view name() const override { return "priority"; }
   Delivery delivery() const override { return Delivery::kAsGenerated; }
-  Selection Select(const PolicyView& view) override {
+  std::vector<Request*> Order(const PolicyView& view) const override {
     std::vector<Request*> order = LiveRequests(view);
     std::ranges::stable_sort(order, {}, [](const Request* request) {
       return std::pair(request->state == RequestState::kWaiting, request->spec.priority);
     });
-    Selection selection = TakeMembers(view, order);
+    return order;
+  }
+  Selection Select(const PolicyView& view) override {
+    Selection selection = TakeMembers(view, Order(view));
     std::ranges::stable_sort(selection, {},
                              [](const Selected& member) { return member.request->spec.priority; });
     AssignTokens(view, selection);

@@ -119,6 +119,8 @@ struct Request {
   int losses = 0;
   int32_t draft_tokens = 0;              // guesses that were verified, over all sequences
   int32_t accepted_draft_tokens = 0;     // the right ones of them
+  // Seconds from its arrival to its first token, as foretold then (first_token.h).
+  std::optional<double> predicted_first_token;
   std::optional<int32_t> cached_tokens;  // of the prompt, in the prefix cache when it began
   std::vector<Sequence> sequences;       // [candidates]
   // The stages that must recompute its known tokens; none once it has caught up.

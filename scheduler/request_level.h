@@ -13,6 +13,7 @@ class RequestLevel final : public Policy {
  public:
   std::string_view name() const override { return "request-level"; }
   Delivery delivery() const override { return Delivery::kWhenIdle; }
+  std::vector<Request*> Order(const PolicyView& view) const override { return LiveRequests(view); }
   Selection Select(const PolicyView& view) override {
     const bool running = std::ranges::any_of(
         view.pool, [](const auto& request) { return request->state == RequestState::kRunning; });

@@ -261,6 +261,11 @@ const std::vector<ServeFlag>& ServeFlags() {
        "fair-share (by API key and its weight), or request-level (the baseline)",
        kServing, kServer,
        Value<std::string>(&O::policy, ParsePolicy, ShowText, EnumSchema(Policy::Names()))},
+      {"--max-ttft",
+       "longest time to first token: a request that would wait longer, or longer than its "
+       "deadline, "
+       "by what iterations cost and what is before it, is refused when it comes; 0s: none is",
+       kServing, kServer, Duration(&O::max_ttft)},
       {"--tensor-parallel", "ranks that share each layer, in every stage", kEngine, kOwn,
        Integer(&O::tensor_parallel, 1, 64)},
       {"--pipeline-parallel",
@@ -517,6 +522,11 @@ absl::Status CheckServeOptions(const ServeOptions& options) {
     return InvalidArgument(
         "--kv-events is on, but --prefix-cache is off and holds nothing to tell of; expected both "
         "on, or --kv-events off");
+  }
+  if (options.max_ttft.count() > 0 && options.policy == "request-level") {
+    return InvalidArgument(
+        "--max-ttft is set, but --policy is request-level, whose answers come as a whole; expected "
+        "another policy, or 0s");
   }
   TREADLE_RETURN_IF_ERROR(CheckSecurity(options));
   return CheckParallelism(options);

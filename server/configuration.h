@@ -64,9 +64,10 @@ struct ServeOptions {
   DType dtype = DType::kBF16;  // of products on a GPU
   bool deterministic = false;
   std::string policy = "fcfs";
-  int64_t tensor_parallel = 1;       // ranks of each stage
-  int64_t pipeline_parallel = 1;     // stages; more than 1: worker processes of this machine
-  int64_t spares = 0;                // workers without a stage
+  std::chrono::milliseconds max_ttft{0};  // 0: nothing is refused for its time
+  int64_t tensor_parallel = 1;            // ranks of each stage
+  int64_t pipeline_parallel = 1;          // stages; more than 1: worker processes of this machine
+  int64_t spares = 0;                     // workers without a stage
   std::vector<std::string> workers;  // instead: addresses of workers that run already, by stage
   WireType wire = WireType::kF32;
   DataPlane data_plane = DataPlane::kGloo;  // between stages

@@ -53,6 +53,7 @@ ServingStack::ServingStack(ServedModel model, std::unique_ptr<Engine> engine,
   const ServingLoop::Options loop_options = {
       .limits = {.max_batch_size = options.max_batch_size,
                  .max_batch_tokens = options.max_batch_tokens},
+      .max_ttft = options.max_ttft,
       .recover = options.recover,
       .give_up = options.give_up};
   loop_ = std::make_unique<ServingLoop>(*engine_, kv_, pool_, *policy_, ledger_,

@@ -29,6 +29,7 @@ struct SchedulingOptions {
   std::string policy = "fcfs";
   double prefix_cache = 1;  // the part of the K/V pages that may hold what no request uses
   bool kv_events = false;   // who asks is told what the prefix cache holds
+  Clock::duration max_ttft{0};
   // As ServingLoop::Options.
   bool recover = true;
   std::function<void(const absl::Status&)> give_up = {};

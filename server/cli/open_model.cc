@@ -462,6 +462,7 @@ SchedulingOptions SchedulingFrom(const ServeOptions& options, const OpenedModel&
   scheduling.max_queue = options.max_queue;
   scheduling.policy = options.policy;
   scheduling.kv_events = options.kv_events;
+  scheduling.max_ttft = options.max_ttft;
   if (!options.prefix_cache) {
     scheduling.prefix_cache = 0;
   } else if (options.prefix_cache_memory > 0) {

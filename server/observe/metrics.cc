@@ -132,6 +132,10 @@ struct Metrics::Instruments {
       NewHistogram("treadle:iteration_tokens_total", "Tokens per iteration.", Tokens());
   prometheus::Histogram& ttft =
       NewHistogram("treadle:time_to_first_token_seconds", "Arrival to first token.", Seconds());
+  prometheus::Histogram& ttft_error = NewHistogram(
+      "treadle:time_to_first_token_error_seconds",
+      "Foretold less real time to first token, with --max-ttft.",
+      {-40.96, -10.24, -2.56, -0.64, -0.16, -0.04, -0.01, 0.01, 0.04, 0.16, 0.64, 2.56, 10.24});
   prometheus::Histogram& itl = NewHistogram("treadle:inter_token_latency_seconds",
                                             "Gap between two tokens of a request.", TokenSeconds());
   prometheus::Histogram& e2e =
@@ -162,6 +166,9 @@ struct Metrics::Instruments {
     cache_queries.Increment(end.prompt_tokens);
     cache_hits.Increment(end.cached_tokens);
     ttft.Observe(end.timings.first_token);
+    if (end.predicted_first_token >= 0) {
+      ttft_error.Observe(end.predicted_first_token - end.timings.first_token);
+    }
     queue_time.Observe(end.timings.queued);
     prefill_time.Observe(end.timings.first_token - end.timings.queued);
     decode_time.Observe(end.timings.total - end.timings.first_token);
@@ -174,7 +181,7 @@ struct Metrics::Instruments {
 
 Metrics::Metrics(const std::string& model_name, const RequestPool& pool)
     : instruments_(std::make_unique<Instruments>(model_name, pool)) {
-  for (const char* reason : {"stop", "length", "cancelled", "deadline", "error"}) {
+  for (const char* reason : {"stop", "length", "cancelled", "deadline", "refused", "error"}) {
     instruments_->Success(reason);
   }
 }

@@ -67,6 +67,7 @@ LoopHarness::LoopHarness(const HarnessOptions& o)
       policy(Policy::Create(o.policy).value()) {
   ServingLoop::Options loop_options;
   loop_options.limits = o.limits;
+  loop_options.max_ttft = o.max_ttft;
   loop_options.recover = o.recover;
   loop_options.give_up = o.give_up;
   loop_options.drafter = o.drafter;

@@ -39,6 +39,7 @@ struct HarnessOptions {
   BatchLimits limits{.max_batch_size = 4, .max_batch_tokens = 16};
   std::string policy = "fcfs";
   int64_t max_queue = 1000;
+  Clock::duration max_ttft{0};
   bool recover = true;
   bool prefix_cache = true;
   std::function<void(const absl::Status&)> give_up;

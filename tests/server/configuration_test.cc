@@ -151,6 +151,11 @@ TEST(Configuration, OptionsThatContradictEachOther) {
   options.prefix_cache = false;
   EXPECT_THAT(std::string(CheckServeOptions(options).message()),
               HasSubstr("--kv-events is on, but --prefix-cache is off"));
+  options = {.model = "m", .policy = "request-level"};
+  EXPECT_TRUE(CheckServeOptions(options).ok());
+  options.max_ttft = std::chrono::seconds(1);
+  EXPECT_THAT(std::string(CheckServeOptions(options).message()),
+              HasSubstr("--max-ttft is set, but --policy is request-level"));
 }
 
 TEST(Configuration, ParallelismThatCannotBe) {

@@ -166,10 +166,11 @@ void FakeEngine::Restart() {
   Wipe(lost_);
 }
 
-bool FakeEngine::Complete() {
+bool FakeEngine::Complete(const IterationTimings* timings) {
   {
     MutexLock lock(mutex_);
     if (running_.empty()) return false;
+    if (timings != nullptr) running_.front().result.timings = *timings;
     complete_.push_back(std::move(running_.front().result));
     running_.pop_front();
   }

@@ -80,7 +80,8 @@ class FakeEngine final : public Engine {
   std::vector<TraceEvent> TakeTrace() override { return {}; }
 
   // The oldest plan that runs is done; false if there is none.
-  bool Complete() ABSL_LOCKS_EXCLUDED(mutex_);
+  // `timings`: what it reports; null: what SetTimings says.
+  bool Complete(const IterationTimings* timings = nullptr) ABSL_LOCKS_EXCLUDED(mutex_);
   // What plans submitted from now on report.
   void SetTimings(const IterationTimings& timings) ABSL_LOCKS_EXCLUDED(mutex_);
   // The epoch ends, and these stages lose their pages; nothing more of it is returned.

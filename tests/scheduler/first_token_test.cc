@@ -1,0 +1,208 @@
+// What is foretold of first tokens, and what --max-ttft makes of it, on a clock that goes on by
+// a + b * rows seconds an iteration.
+
+#include "scheduler/first_token.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <deque>
+#include <map>
+
+#include "kernels/op_cases/random.h"
+#include "tests/scheduler/loop_harness.h"
+
+namespace treadle {
+namespace {
+
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+constexpr double kPerIteration = 0.003, kPerRow = 0.0005;
+
+double CostOf(int64_t rows) { return kPerIteration + kPerRow * static_cast<double>(rows); }
+
+TEST(IterationCosts, IterationsThatWereInterruptedDoNotCount) {
+  Random random(1);
+  for (int round = 0; round < 100; ++round) {
+    IterationCosts costs;
+    for (size_t i = 0; i < IterationCosts::kKept; ++i) {
+      const int64_t rows = 1 + random.Below(64);
+      const bool interrupted = random.Below(5) == 0;
+      costs.Note(rows,
+                 CostOf(rows) * (interrupted ? 20 + static_cast<double>(random.Below(80)) : 1));
+    }
+    const auto line = costs.Fit();
+    ASSERT_TRUE(line.has_value());
+    EXPECT_NEAR(line->per_iteration, kPerIteration, 0.05 * kPerIteration) << "round " << round;
+    EXPECT_NEAR(line->per_row, kPerRow, 0.05 * kPerRow) << "round " << round;
+  }
+}
+
+TEST(IterationCosts, FollowWhatIterationsCostNow) {
+  IterationCosts costs;
+  for (int i = 0; i < 1000; ++i) costs.Note(1 + i % 9, CostOf(1 + i % 9));
+  for (size_t i = 0; i < IterationCosts::kKept; ++i) {
+    const auto rows = static_cast<int64_t>(1 + i % 9);
+    costs.Note(rows, 3 * CostOf(rows));
+  }
+  EXPECT_NEAR(costs.Fit()->Of(5), 3 * CostOf(5), 1e-6);
+}
+
+TEST(IterationCosts, AreNeverNegativeAndNotKnownFromTheFirstOn) {
+  IterationCosts costs;
+  for (size_t i = 0; i + 1 < IterationCosts::kEnough; ++i) costs.Note(7, 0.1);
+  EXPECT_FALSE(costs.Fit().has_value());
+  costs.Note(7, 0.1);
+  EXPECT_NEAR(costs.Fit()->Of(7), 0.1, 1e-9);  // of one number of rows alone
+  for (int64_t rows = 1; rows <= 64; ++rows) {
+    costs.Note(rows, 0.1 / static_cast<double>(rows));
+    EXPECT_GE(costs.Fit()->per_row, 0);
+    EXPECT_GE(costs.Fit()->per_iteration, 0);
+  }
+}
+
+// A loop whose iterations cost what they cost above.
+class Timed {
+ public:
+  Timed(const std::string& policy, std::chrono::milliseconds max_ttft, int64_t pages = 400)
+      : harness(Options(policy, max_ttft, pages)) {}
+
+  // A turn, and the end of the oldest plan, if there is one.
+  void Go() {
+    Turn();
+    if (rows_.empty()) return;
+    const double seconds = rows_.front() == 0 ? 0 : CostOf(rows_.front());
+    rows_.pop_front();
+    const IterationTimings timings{.compute = seconds};
+    harness.clock.Advance(std::chrono::nanoseconds(static_cast<int64_t>(seconds * 1e9)));
+    harness.engine.Complete(&timings);
+    Turn();
+  }
+  void Turn() {
+    harness.Turn();
+    for (const IterationPlan& plan : harness.engine.TakePlans()) {
+      int64_t& rows = rows_.emplace_back(0);
+      for (const Step& step : plan.steps) rows += step.num_tokens;
+    }
+  }
+  void Learn() {
+    for (int i = 0; i < 5; ++i) Submit(10 + 9 * i, 12);
+    End();
+  }
+  void End() {
+    while (harness.pool.Load().waiting + harness.pool.Load().running > 0) Go();
+  }
+  Client& Submit(int32_t prompt, int32_t max_new, int32_t priority = 0,
+                 Clock::duration deadline = std::chrono::hours(1)) {
+    RequestSpec spec = LoopHarness::Spec(prompt, max_new, harness.clients.size());
+    spec.priority = priority;
+    spec.deadline = harness.clock.Now() + deadline;
+    return harness.Submit(std::move(spec));
+  }
+  // Less than 0: nothing was foretold.
+  double Foretold(const Client& client) { return harness.EndOf(client.id).predicted_first_token; }
+
+  LoopHarness harness;
+
+ private:
+  static HarnessOptions Options(const std::string& policy, std::chrono::milliseconds max_ttft,
+                                int64_t pages) {
+    HarnessOptions options;
+    options.policy = policy;
+    options.max_ttft = max_ttft;
+    options.prefix_cache = false;
+    options.engine.record = true;
+    options.engine.manual = true;
+    options.engine.depth = 1;
+    options.engine.page_size = 4;
+    options.engine.total_pages = pages;
+    options.limits = {.max_batch_size = 4, .max_batch_tokens = 16};
+    options.engine.max_batch_tokens = 16;
+    return options;
+  }
+
+  std::deque<int64_t> rows_;  // of plans in flight
+};
+
+// Nobody ends before max_new_tokens, and nobody is overtaken, so the future is known but for the
+// moment within an iteration.
+TEST(FirstTokens, ComeWhenTheyAreForetold) {
+  for (uint64_t seed = 0; seed < 60; ++seed) {
+    Random random(seed);
+    Timed timed("fcfs", std::chrono::hours(1), 30 + random.Below(100));
+    timed.Learn();
+    const size_t first = timed.harness.clients.size();
+    for (int i = 0; i < 40; ++i) {
+      timed.Submit(static_cast<int32_t>(1 + random.Below(60)),
+                   static_cast<int32_t>(1 + random.Below(20)));
+      for (int64_t steps = random.Below(12); steps > 0; --steps) timed.Go();
+    }
+    timed.End();
+    for (size_t i = first; i < timed.harness.clients.size(); ++i) {
+      const Client& client = *timed.harness.clients[i];
+      ASSERT_EQ(client.status, absl::OkStatus());
+      EXPECT_NEAR(timed.Foretold(client), client.timings.first_token,
+                  2 * CostOf(16) + 0.05 * client.timings.first_token)
+          << "seed " << seed << ", request " << i;
+    }
+    EXPECT_THAT(timed.harness.Mistakes(), IsEmpty());
+  }
+}
+
+TEST(FirstTokens, ThatWouldComeTooLateAreRefusedAtOnce) {
+  using std::chrono::milliseconds;
+  Timed timed("fcfs", milliseconds(100));
+  timed.Learn();
+  // 100 ms are nine iterations of 16 rows, or 144 rows of a prompt.
+  const Client& fits = timed.Submit(120, 4);
+  timed.Turn();
+  EXPECT_FALSE(fits.ended);
+  Client& late = timed.Submit(60, 4);
+  timed.Turn();
+  ASSERT_TRUE(late.ended);
+  EXPECT_EQ(late.status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(late.status.message()),
+              HasSubstr("expected less than the 0.1 s of --max-ttft"));
+  timed.End();
+  EXPECT_EQ(fits.status, absl::OkStatus());
+  EXPECT_LE(fits.timings.first_token, 0.1);
+  EXPECT_EQ(timed.harness.EndOf(late.id).reason, "refused");
+
+  const Client& urgent = timed.Submit(100, 4, 0, milliseconds(50));
+  timed.Turn();
+  EXPECT_EQ(urgent.status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(urgent.status.message()), HasSubstr("of its deadline"));
+  const Client& small = timed.Submit(20, 4, 0, milliseconds(50));
+  timed.End();
+  EXPECT_EQ(small.status, absl::OkStatus());
+  EXPECT_THAT(timed.harness.Mistakes(), IsEmpty());
+}
+
+TEST(FirstTokens, AreForetoldInThePolicysOrder) {
+  Timed timed("priority", std::chrono::milliseconds(100));
+  timed.Learn();
+  for (int i = 0; i < 4; ++i) timed.Submit(10, 4);
+  timed.Turn();
+  timed.Submit(60, 4, 1);
+  const Client& late = timed.Submit(60, 4, 1);
+  const Client& early = timed.Submit(60, 4);
+  timed.Turn();
+  EXPECT_EQ(late.status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_FALSE(early.ended);
+  timed.End();
+  EXPECT_EQ(early.status, absl::OkStatus());
+}
+
+TEST(FirstTokens, AreNotForetoldUnlessAskedFor) {
+  Timed timed("fcfs", std::chrono::milliseconds(0));
+  timed.Learn();
+  const Client& late = timed.Submit(400, 4, 0, std::chrono::minutes(1));
+  timed.End();
+  EXPECT_EQ(late.status, absl::OkStatus());
+  EXPECT_LT(timed.Foretold(late), 0);
+}
+
+}  // namespace
+}  // namespace treadle
