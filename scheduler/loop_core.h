@@ -26,9 +26,9 @@
 #include "scheduler/mask_orders.h"
 #include "scheduler/planner.h"
 #include "scheduler/policy.h"
-#include "scheduler/request_pool.h"
+#include "scheduler/request/request_pool.h"
+#include "scheduler/speculation.h"
 #include "scheduler/speculation/ngram_drafter.h"
-#include "scheduler/speculation/speculation.h"
 
 namespace treadle {
 

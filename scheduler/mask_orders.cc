@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/status.h"
-#include "scheduler/request_pool.h"
+#include "scheduler/request/request_pool.h"
 
 namespace treadle {
 

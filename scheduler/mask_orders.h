@@ -17,7 +17,7 @@
 #include "engine/engine.h"
 #include "scheduler/mask_thread.h"
 #include "scheduler/planner.h"
-#include "scheduler/request.h"
+#include "scheduler/request/request.h"
 
 namespace treadle {
 

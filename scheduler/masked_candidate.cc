@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/status.h"
-#include "scheduler/request.h"
+#include "scheduler/request/request.h"
 
 namespace treadle {
 namespace {

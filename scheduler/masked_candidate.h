@@ -17,8 +17,8 @@
 #include "absl/status/status.h"
 #include "base/sync.h"
 #include "engine/plan/iteration_plan.h"
-#include "scheduler/speculation/drafter.h"
-#include "scheduler/token_constraint.h"
+#include "scheduler/request/drafter.h"
+#include "scheduler/request/token_constraint.h"
 
 namespace treadle {
 

@@ -17,8 +17,8 @@
 #include "absl/status/statusor.h"
 #include "engine/kv/kv_slot_manager.h"
 #include "engine/plan/defaults.h"
-#include "scheduler/progress.h"
-#include "scheduler/request.h"
+#include "scheduler/request/progress.h"
+#include "scheduler/request/request.h"
 
 namespace treadle {
 

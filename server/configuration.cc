@@ -224,8 +224,8 @@ const std::vector<ServeFlag>& ServeFlags() {
        "tell gateways that ask (SubscribeKvEvents) which token ids the prefix cache holds, "
        "so that they send requests where most is cached; with keys an operator's alone: on or off",
        kServing, kServer, OneOf(&O::kv_events, kSwitch)},
-      {"--kv-dtype", "type of the K/V cache: f16 or f32; on the CPU also int8, on a GPU bf16", kEngine, kServer,
-       OneOf(&O::kv_dtype, kKvTypes)},
+      {"--kv-dtype", "type of the K/V cache: f16 or f32; on the CPU also int8, on a GPU bf16",
+       kEngine, kServer, OneOf(&O::kv_dtype, kKvTypes)},
       {"--page-size", "tokens in one K/V page: a power of two from 16 to 4096", kEngine, kServer,
        Value<int64_t>(&O::page_size, ParsePageSize, Str<int64_t>, kPageSizes)},
       {"--weights",

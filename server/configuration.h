@@ -16,7 +16,7 @@
 #include "engine/plan/defaults.h"
 #include "engine/plan/iteration_plan.h"
 #include "models/checkpoints/weight_plan.h"
-#include "scheduler/speculation/drafter.h"
+#include "scheduler/request/drafter.h"
 #include "server/observe/log_event.h"
 
 namespace CLI {

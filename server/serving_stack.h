@@ -16,7 +16,7 @@
 #include "engine/plan/defaults.h"
 #include "scheduler/ledger.h"
 #include "scheduler/policy.h"
-#include "scheduler/request_pool.h"
+#include "scheduler/request/request_pool.h"
 #include "scheduler/serving_loop.h"
 #include "server/session/served_model.h"
 

@@ -4,7 +4,7 @@
 #include "base/status.h"
 #include "base/sync.h"
 #include "bench/load/load_replay.h"
-#include "scheduler/request_pool.h"
+#include "scheduler/request/request_pool.h"
 
 namespace treadle {
 namespace {

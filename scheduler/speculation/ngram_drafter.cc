@@ -4,7 +4,7 @@
 #include <bit>
 #include <utility>
 
-#include "scheduler/request.h"
+#include "scheduler/request/request.h"
 
 namespace treadle {
 namespace {

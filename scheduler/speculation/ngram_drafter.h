@@ -16,7 +16,7 @@
 #include <span>
 #include <vector>
 
-#include "scheduler/speculation/drafter.h"
+#include "scheduler/request/drafter.h"
 
 namespace treadle {
 

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "base/status.h"
-#include "server/openai/json_text.h"
+#include "server/openai/json/json_text.h"
 #include "server/openai/openai_call.h"
 #include "server/openai/openai_errors.h"
 

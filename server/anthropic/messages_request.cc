@@ -9,7 +9,7 @@
 #include "base/status.h"
 #include "base/utf8.h"
 #include "server/openai/body_fields.h"
-#include "server/openai/tool_request.h"
+#include "server/openai/tools/tool_request.h"
 
 namespace treadle {
 namespace {

@@ -17,7 +17,7 @@
 
 #include "absl/status/statusor.h"
 #include "models/text/tokenizer.h"
-#include "scheduler/token_constraint.h"
+#include "scheduler/request/token_constraint.h"
 #include "server/constraint/constraint.h"
 
 namespace treadle {

@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "scheduler/token_stream.h"
+#include "scheduler/request/token_stream.h"
 
 namespace treadle {
 

@@ -20,7 +20,7 @@
 #include "absl/status/statusor.h"
 #include "base/sync.h"
 #include "net/guarded_server.h"
-#include "scheduler/request_pool.h"
+#include "scheduler/request/request_pool.h"
 #include "server/serving_stack.h"
 
 namespace grpc {

@@ -14,7 +14,7 @@
 #include "absl/status/statusor.h"
 #include "net/door.h"
 #include "scheduler/ledger.h"
-#include "scheduler/request_pool.h"
+#include "scheduler/request/request_pool.h"
 #include "server/access/api_keys.h"
 #include "server/http/http_server.h"
 #include "server/observe/refusals.h"

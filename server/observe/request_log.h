@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "scheduler/request.h"
+#include "scheduler/request/request.h"
 #include "server/observe/log_event.h"
 
 namespace treadle {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "server/openai/http_api.h"
-#include "server/openai/reasoning.h"
+#include "server/openai/tools/reasoning.h"
 
 namespace treadle {
 

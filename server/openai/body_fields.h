@@ -9,7 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "base/status.h"
-#include "server/openai/json_fields.h"
+#include "server/openai/json/json_fields.h"
 #include "server/openai/openai_request.h"
 
 namespace treadle {

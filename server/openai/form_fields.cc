@@ -6,7 +6,7 @@
 
 #include "base/status.h"
 #include "base/utf8.h"
-#include "server/openai/json_fields.h"
+#include "server/openai/json/json_fields.h"
 
 namespace treadle {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "absl/strings/escaping.h"
 #include "base/status.h"
-#include "server/openai/json_text.h"
+#include "server/openai/json/json_text.h"
 
 namespace treadle {
 namespace {

@@ -8,7 +8,7 @@
 #include "absl/strings/str_replace.h"
 #include "base/status.h"
 #include "base/utf8.h"
-#include "server/openai/json_text.h"
+#include "server/openai/json/json_text.h"
 
 namespace treadle {
 namespace {

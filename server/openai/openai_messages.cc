@@ -7,8 +7,8 @@
 
 #include "base/status.h"
 #include "base/utf8.h"
-#include "server/openai/json_fields.h"
-#include "server/openai/tool_request.h"
+#include "server/openai/json/json_fields.h"
+#include "server/openai/tools/tool_request.h"
 
 namespace treadle {
 namespace {

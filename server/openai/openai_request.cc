@@ -11,11 +11,11 @@
 #include "base/utf8.h"
 #include "server/openai/body_fields.h"
 #include "server/openai/form_fields.h"
-#include "server/openai/generic_tools.h"
-#include "server/openai/json_fields.h"
-#include "server/openai/json_text.h"
+#include "server/openai/json/json_fields.h"
+#include "server/openai/json/json_text.h"
 #include "server/openai/openai_messages.h"
-#include "server/openai/tool_request.h"
+#include "server/openai/tools/generic_tools.h"
+#include "server/openai/tools/tool_request.h"
 
 namespace treadle {
 namespace {

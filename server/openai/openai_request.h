@@ -14,8 +14,8 @@
 
 #include "absl/status/statusor.h"
 #include "server/openai/form_fields.h"
-#include "server/openai/reasoning.h"
-#include "server/openai/tool_request.h"
+#include "server/openai/tools/reasoning.h"
+#include "server/openai/tools/tool_request.h"
 #include "server/session/request_validation.h"
 
 namespace treadle {

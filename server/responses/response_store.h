@@ -13,7 +13,7 @@
 
 #include "base/sync.h"
 #include "models/text/jinja/chat_template.h"
-#include "scheduler/request.h"
+#include "scheduler/request/request.h"
 
 namespace treadle {
 

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/status.h"
-#include "server/openai/json_text.h"
+#include "server/openai/json/json_text.h"
 #include "server/openai/openai_call.h"
 
 namespace treadle {

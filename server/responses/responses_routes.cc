@@ -6,7 +6,7 @@
 
 #include "base/quoted.h"
 #include "base/status.h"
-#include "server/openai/json_text.h"
+#include "server/openai/json/json_text.h"
 #include "server/openai/openai_call.h"
 #include "server/openai/openai_errors.h"
 #include "server/responses/response_store.h"

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "models/text/tokenizer.h"
-#include "scheduler/request.h"
+#include "scheduler/request/request.h"
 
 namespace treadle {
 

@@ -15,7 +15,7 @@
 #include "absl/status/statusor.h"
 #include "engine/plan/defaults.h"
 #include "models/text/jinja/chat_template.h"
-#include "scheduler/request.h"
+#include "scheduler/request/request.h"
 #include "server/constraint/constraint.h"
 #include "server/session/generation.h"
 #include "server/session/served_model.h"

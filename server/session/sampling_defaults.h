@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "scheduler/request.h"
+#include "scheduler/request/request.h"
 
 namespace treadle {
 

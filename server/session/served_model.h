@@ -17,7 +17,7 @@
 #include "engine/plan/kv_paging.h"
 #include "models/text/jinja/chat_template.h"
 #include "models/text/tokenizer.h"
-#include "scheduler/request.h"
+#include "scheduler/request/request.h"
 #include "server/constraint/constraint_compiler.h"
 
 namespace treadle {

@@ -28,7 +28,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/sync.h"
-#include "scheduler/request_pool.h"
+#include "scheduler/request/request_pool.h"
 #include "server/access/api_keys.h"
 #include "server/durable/request_store.h"
 #include "server/observe/refusals.h"

@@ -1,7 +1,7 @@
 // Calls of tools in answers: the first byte says of which format, then come pieces, each up to a
 // zero. However an answer was cut, the same text and calls come out, and the calls are what they
 // must be for a client.
-#include "server/openai/tool_calls.h"
+#include "server/openai/tools/tool_calls.h"
 
 #include <iterator>
 

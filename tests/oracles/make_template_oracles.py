@@ -252,7 +252,7 @@ SNIPPETS = {
 "unpack": "{% for a, b in [[1]] %}{% endfor %}",
 }
 
-# Templates of the two formats of calls that are known (server/openai/tool_calls.h), and gpt-oss'.
+# Templates of the two formats of calls that are known (server/openai/tools/tool_calls.h), and gpt-oss'.
 TOOL_TEMPLATES = {
 "tools-hermes": """{%- if tools is iterable and tools | length > 0 %}{{- '<|im_start|>system\\nTools: <tools>' }}
     {%- for tool in tools %}{%- if tool.function is defined %}{%- set tool = tool.function %}{%- endif %}

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "kernels/op_cases/random.h"
-#include "scheduler/speculation/drafter.h"
+#include "scheduler/request/drafter.h"
 
 namespace treadle {
 

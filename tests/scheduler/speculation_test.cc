@@ -1,5 +1,5 @@
 // Speculation: what is guessed, what is tried, and that tokens are the same with and without.
-#include "scheduler/speculation/speculation.h"
+#include "scheduler/speculation.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -27,7 +27,7 @@
 
 #include "base/sync.h"
 #include "engine/engine.h"
-#include "scheduler/request.h"
+#include "scheduler/request/request.h"
 
 namespace treadle {
 

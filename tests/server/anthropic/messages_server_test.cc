@@ -6,8 +6,8 @@
 
 #include "base/status.h"
 #include "server/access/api_keys.h"
-#include "tests/server/http/http_client.h"
 #include "tests/server/access/test_certificates.h"
+#include "tests/server/http/http_client.h"
 #include "tests/server/test_server.h"
 
 namespace treadle {

@@ -364,7 +364,8 @@ TEST(ParallelBinary, WhatCannotBeIsSaidBeforeAnythingIsLoaded) {
       {"--plan-forwarding late", "with one stage nothing is passed on"},
       {"--plan-forwarding never", "expected early or late"},
       {"--weights-from master", "there are no workers"},
-      {"--pipeline-parallel 2 --device cpu --kv-dtype bf16", "expected f16, f32 or int8 on the CPU"},
+      {"--pipeline-parallel 2 --device cpu --kv-dtype bf16",
+       "expected f16, f32 or int8 on the CPU"},
   };
   const std::string serve = Str(ServedBinary::kGrpcOnly, "--model ", Model(), " ");
   for (const auto& [flags, message] : cases) {

@@ -51,8 +51,8 @@ TEST(ReplayBinary, AnIncidentOfAPipelineReplaysInOneProcess) {
   tiny.context = 2048;
   const std::string file = OwnFolder() / "incident";
   ServedBinary server(Str(ServedBinary::kGrpcOnly, "--threads 2 --pipeline-parallel 2 ",
-                          "--tensor-parallel 2 --wire int8 --kv-dtype int8 --record ", file, " --model ",
-                          OwnModel(tiny)));
+                          "--tensor-parallel 2 --wire int8 --kv-dtype int8 --record ", file,
+                          " --model ", OwnModel(tiny)));
   ASSERT_SERVES(server);
   const auto ask = [&](int kind, const std::function<void()>& then) {
     grpc::ClientContext context;

@@ -1,7 +1,7 @@
 // What models think comes apart from what they say, however answers arrive, and in OpenAI's JSON.
 // Formats: chat templates and model cards of Qwen 3, DeepSeek R1 and Magistral, vLLM's pages of its
 // parsers for Gemma 4, and for gpt-oss github.com/openai/harmony/blob/main/docs/format.md.
-#include "server/openai/reasoning.h"
+#include "server/openai/tools/reasoning.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

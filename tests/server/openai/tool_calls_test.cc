@@ -1,5 +1,5 @@
 // Calls of tools in answers, however they arrive.
-#include "server/openai/tool_calls.h"
+#include "server/openai/tools/tool_calls.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

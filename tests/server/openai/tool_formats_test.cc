@@ -7,8 +7,8 @@
 #include <nlohmann/json.hpp>
 
 #include "base/status.h"
-#include "server/openai/reasoning.h"
-#include "server/openai/tool_calls.h"
+#include "server/openai/tools/reasoning.h"
+#include "server/openai/tools/tool_calls.h"
 
 namespace treadle {
 namespace {

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "server/openai/tool_calls.h"
+#include "server/openai/tools/tool_calls.h"
 
 namespace treadle {
 

@@ -1,4 +1,4 @@
-#include "server/openai/tool_request.h"
+#include "server/openai/tools/tool_request.h"
 
 #include <algorithm>
 #include <string_view>
@@ -7,7 +7,7 @@
 #include "base/json_file.h"
 #include "base/status.h"
 #include "base/utf8.h"
-#include "server/openai/json_fields.h"
+#include "server/openai/json/json_fields.h"
 
 namespace treadle {
 namespace {

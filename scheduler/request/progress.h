@@ -14,7 +14,7 @@
 #include <span>
 
 #include "engine/plan/iteration_plan.h"
-#include "scheduler/request.h"
+#include "scheduler/request/request.h"
 
 namespace treadle {
 

@@ -1,4 +1,4 @@
-#include "scheduler/progress.h"
+#include "scheduler/request/progress.h"
 
 #include <algorithm>
 

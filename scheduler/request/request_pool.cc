@@ -1,4 +1,4 @@
-#include "scheduler/request_pool.h"
+#include "scheduler/request/request_pool.h"
 
 #include <algorithm>
 #include <utility>

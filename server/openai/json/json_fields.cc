@@ -1,4 +1,4 @@
-#include "server/openai/json_fields.h"
+#include "server/openai/json/json_fields.h"
 
 #include <algorithm>
 #include <cmath>

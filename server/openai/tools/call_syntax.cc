@@ -1,11 +1,11 @@
-#include "server/openai/call_syntax.h"
+#include "server/openai/tools/call_syntax.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "base/json_file.h"
 #include "base/status.h"
-#include "server/openai/json_text.h"
+#include "server/openai/json/json_text.h"
 
 namespace treadle {
 namespace {

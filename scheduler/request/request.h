@@ -16,9 +16,9 @@
 
 #include "absl/status/status.h"
 #include "engine/plan/iteration_plan.h"
-#include "scheduler/speculation/drafter.h"
-#include "scheduler/token_constraint.h"
-#include "scheduler/token_stream.h"
+#include "scheduler/request/drafter.h"
+#include "scheduler/request/token_constraint.h"
+#include "scheduler/request/token_stream.h"
 
 namespace treadle {
 
@@ -117,8 +117,8 @@ struct Request {
   // Penalty for epochs that were lost since the last new result: 4 for each in which the request
   // ran new tokens, and so may be the cause, else 1.
   int losses = 0;
-  int32_t draft_tokens = 0;              // guesses that were verified, over all sequences
-  int32_t accepted_draft_tokens = 0;     // the right ones of them
+  int32_t draft_tokens = 0;           // guesses that were verified, over all sequences
+  int32_t accepted_draft_tokens = 0;  // the right ones of them
   // Seconds from its arrival to its first token, as foretold then (first_token.h).
   std::optional<double> predicted_first_token;
   std::optional<int32_t> cached_tokens;  // of the prompt, in the prefix cache when it began

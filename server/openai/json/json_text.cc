@@ -1,4 +1,4 @@
-#include "server/openai/json_text.h"
+#include "server/openai/json/json_text.h"
 
 #include <charconv>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "scheduler/token_stream.h"
+#include "scheduler/request/token_stream.h"
 
 #include <algorithm>
 #include <iterator>

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "models/text/jinja/chat_template.h"
-#include "server/openai/call_syntax.h"
+#include "server/openai/tools/call_syntax.h"
 
 namespace treadle {
 

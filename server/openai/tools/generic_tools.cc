@@ -1,12 +1,12 @@
-#include "server/openai/generic_tools.h"
+#include "server/openai/tools/generic_tools.h"
 
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 
 #include "base/status.h"
-#include "server/openai/json_text.h"
-#include "server/openai/tool_calls.h"
+#include "server/openai/json/json_text.h"
+#include "server/openai/tools/tool_calls.h"
 
 namespace treadle {
 namespace {

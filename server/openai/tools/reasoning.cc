@@ -1,4 +1,4 @@
-#include "server/openai/reasoning.h"
+#include "server/openai/tools/reasoning.h"
 
 #include <algorithm>
 #include <utility>

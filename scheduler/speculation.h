@@ -16,7 +16,7 @@
 #include <utility>
 
 #include "scheduler/policy.h"
-#include "scheduler/speculation/drafter.h"
+#include "scheduler/request/drafter.h"
 #include "scheduler/speculation/iteration_cost.h"
 
 namespace treadle {

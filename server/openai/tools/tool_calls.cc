@@ -1,10 +1,10 @@
-#include "server/openai/tool_calls.h"
+#include "server/openai/tools/tool_calls.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "base/status.h"
-#include "server/openai/json_text.h"
+#include "server/openai/json/json_text.h"
 
 namespace treadle {
 namespace {

@@ -1,4 +1,4 @@
-#include "scheduler/speculation/speculation.h"
+#include "scheduler/speculation.h"
 
 #include <algorithm>
 #include <vector>

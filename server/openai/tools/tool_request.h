@@ -14,7 +14,7 @@
 #include "absl/status/statusor.h"
 #include "models/text/jinja/chat_template.h"
 #include "server/constraint/constraint.h"
-#include "server/openai/tool_calls.h"
+#include "server/openai/tools/tool_calls.h"
 
 namespace treadle {
 
