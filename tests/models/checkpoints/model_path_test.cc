@@ -21,16 +21,13 @@ using testing::HasSubstr;
 
 class ModelPathTest : public ScratchCheckpoint {
  protected:
-  void SetUp() override {
-    ScratchCheckpoint::SetUp();
-    setenv("HF_HUB_CACHE", (directory_ / "hub").c_str(), 1);
-  }
+  void SetUp() override { setenv("HF_HUB_CACHE", (fs::path(Path("hub"))).c_str(), 1); }
   void TearDown() override { unsetenv("HF_HUB_CACHE"); }
   std::string Told(const std::string& path) const { return std::string(Load(path).message()); }
 
   // A model in the cache: blobs by their digests, and a snapshot of links to them.
   fs::path Cache(const std::string& commit) {
-    const fs::path repository = directory_ / "hub" / "models--org--tiny.model-1";
+    const fs::path repository = fs::path(Path("hub")) / "models--org--tiny.model-1";
     const fs::path blobs = repository / "blobs", snapshot = repository / "snapshots" / commit;
     for (const fs::path& folder : {blobs, snapshot, repository / "refs"}) {
       fs::create_directories(folder);
@@ -45,7 +42,7 @@ class ModelPathTest : public ScratchCheckpoint {
 };
 
 TEST_F(ModelPathTest, NamesAreAsAUserTypesThem) {
-  const fs::path folder = directory_ / "Llama-3.1-8B";
+  const fs::path folder = fs::path(Path("Llama-3.1-8B"));
   fs::create_directories(folder);
   EXPECT_EQ(ModelNameOf(folder.string()), "Llama-3.1-8B");
   EXPECT_EQ(ModelNameOf(folder.string() + "/"), "Llama-3.1-8B");
@@ -74,7 +71,7 @@ TEST_F(ModelPathTest, WhereNothingIsTheErrorSaysWhatToName) {
       HasSubstr("it is a URL, expected a .gguf file or a Hugging Face folder of this machine"));
   EXPECT_THAT(Told("org/tiny.model-1"), HasSubstr("`hf download org/tiny.model-1`"));
   const fs::path older = Cache("0123abc"), newer = Cache("4567def");
-  std::ofstream(directory_ / "hub/models--org--tiny.model-1/refs/main") << "4567def";
+  std::ofstream(fs::path(Path("hub/models--org--tiny.model-1/refs/main"))) << "4567def";
   EXPECT_THAT(Told("org/tiny.model-1"),
               HasSubstr("the hub's cache has that model: name " + newer.string()));
   fs::remove(newer / "config.json");

@@ -160,6 +160,32 @@ TEST_F(ConstraintTest, CompactJsonMayHaveASpaceBetweenItsParts) {
   }
 }
 
+// Keys and punctuation, with the white space that the answer has put there before; and the state is
+// what it was.
+TEST_F(ConstraintTest, WhatIsForcedIsForeseen) {
+  const auto grammar = bytes_.Compile(
+      Kind::kJsonSchema,
+      R"({"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"},
+          "at": {"enum": ["here", "there"]}}, "required": ["name", "age", "at"],
+          "additionalProperties": false})");
+  ASSERT_EQ(grammar.status(), absl::OkStatus());
+  const auto state = (*grammar)->Begin();
+  const auto foreseen_after = [&](const std::string& text) {
+    for (const unsigned char byte : text) EXPECT_EQ(state->Accept(byte), absl::OkStatus());
+    const std::vector<int32_t> allowed = bytes_.Allowed(*state);
+    std::string foreseen;
+    for (const int32_t id : state->Foresee()) foreseen += static_cast<char>(id);
+    EXPECT_EQ(bytes_.Allowed(*state), allowed);
+    return foreseen;
+  };
+  EXPECT_EQ(foreseen_after(""), R"({"name": ")");
+  EXPECT_EQ(foreseen_after("{"), R"("name": ")");
+  EXPECT_EQ(foreseen_after(R"("name":"Jo)"), "");
+  EXPECT_EQ(foreseen_after(R"(n",)"), R"( "age":)");  // no space after a colon, in this answer
+  EXPECT_EQ(foreseen_after(R"("age":12,)"), R"("at":)");
+  EXPECT_EQ(foreseen_after(R"("at":"t)"), R"(here")");
+}
+
 TEST_F(ConstraintTest, PropertiesComeInTheOrderOfTheSchema) {
   const auto grammar = bytes_.Compile(Kind::kJsonSchema,
                                       R"({"properties":{"z":true,"a":true},"required":["a","z"]})");
