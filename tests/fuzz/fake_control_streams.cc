@@ -78,19 +78,19 @@ std::shared_ptr<Stream<control::FollowMessage>> OpenFollow(
   return TheNetwork().followers.emplace_back(stream);
 }
 
-class ControlServer::Impl {
+class ControlServer::State {
  public:
   const std::string address = "nowhere";
 };
 
-ControlServer::ControlServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+ControlServer::ControlServer(std::unique_ptr<State> state) : state_(std::move(state)) {}
 
 absl::StatusOr<std::unique_ptr<ControlServer>> ControlServer::Start(const std::string&,
                                                                     Acceptors acceptors,
                                                                     const ControlCredentials&) {
   MutexLock lock(TheNetwork().mutex);
   TheNetwork().acceptors = std::move(acceptors);
-  return std::unique_ptr<ControlServer>(new ControlServer(std::make_unique<Impl>()));
+  return std::unique_ptr<ControlServer>(new ControlServer(std::make_unique<State>()));
 }
 
 ControlServer::~ControlServer() {
@@ -104,7 +104,7 @@ ControlServer::~ControlServer() {
   OnEventThread([] {});
 }
 
-const std::string& ControlServer::address() const { return impl_->address; }
+const std::string& ControlServer::address() const { return state_->address; }
 void ControlServer::SetReady(bool) {}
 
 }  // namespace treadle
