@@ -63,9 +63,9 @@ def run(port, model, prompts, temperature, batch, speculate, tokens, seed):
         answers = list(pool.map(lambda i: ask(port, model, prompts[i % len(prompts)], temperature, seed + i, speculate,
                                               tokens), range(batch)))
     seconds = time.time() - began
-    details = [answer["usage"]["completion_tokens_details"] for answer in answers]
-    accepted = sum(each["accepted_prediction_tokens"] for each in details)
-    rejected = sum(each["rejected_prediction_tokens"] for each in details)
+    details = [answer["usage"].get("completion_tokens_details", {}) for answer in answers]
+    accepted = sum(each.get("accepted_prediction_tokens", 0) for each in details)
+    rejected = sum(each.get("rejected_prediction_tokens", 0) for each in details)
     return batch * tokens / seconds, [answer["choices"][0]["text"] for answer in answers], accepted, rejected
 
 

@@ -59,41 +59,44 @@ rlim_t VirtualBytes() {
 // The library's last warning on this thread: it enforces only a part of the constraint.
 thread_local std::string warning;
 
-// The white space that an answer puts behind JSON's punctuation.
+// How an answer writes JSON: the white space that it puts behind punctuation. A guess follows it.
 class JsonStyle {
  public:
   void Read(std::string_view text) {
     for (const char c : text) {
-      const bool space = c == ' ' || c == '\n' || c == '\t';
-      if (space) {
+      if (!in_string_ && (c == ' ' || c == '\n' || c == '\t')) {
         spaces_ += c;
         continue;
       }
-      if (std::string* const kept = Kept(last_)) *kept = spaces_;
+      if (std::string* const kept = Kept()) *kept = spaces_;
       spaces_.clear();
+      if (c == '"' && !escaped_) in_string_ = !in_string_;
+      escaped_ = in_string_ && c == '\\' && !escaped_;
       last_ = c;
     }
   }
 
-  // What comes after `text`, which was not read, or after all that was: white space that is not
-  // there yet, or else the quotation mark that begins a key.
-  std::string After(std::string_view text) {
-    const char last = text.empty() ? last_ : text.back();
-    const std::string* const spaces = Kept(last);
-    if (spaces == nullptr || (text.empty() && !spaces_.empty())) return "";
-    if (!spaces->empty()) return *spaces;
-    return last == '{' || last == ',' ? "\"" : "";
+  // What may come next where the grammar leaves a choice: the likelier first.
+  std::vector<std::string> Next() {
+    if (in_string_ || !spaces_.empty()) return {};
+    if (last_ == '"') return {":", ","};
+    const std::string* const spaces = Kept();
+    if (spaces == nullptr) return {};
+    if (!spaces->empty()) return {*spaces};
+    if (last_ == '{' || last_ == ',') return {"\""};
+    return {};
   }
 
  private:
-  std::string* Kept(char punctuation) {
-    const size_t at = std::string_view("{[,:").find(punctuation);
+  std::string* Kept() {
+    const size_t at = in_string_ ? std::string_view::npos : std::string_view("{[,:").find(last_);
     return at == std::string_view::npos ? nullptr : &kept_[at];
   }
 
   std::string kept_[4] = {"", "", " ", " "};
   std::string spaces_;  // behind last_
   char last_ = 0;
+  bool in_string_ = false, escaped_ = false;
 };
 
 class Matcher final : public TokenConstraint {
@@ -122,14 +125,23 @@ class Matcher final : public TokenConstraint {
   std::vector<int32_t> Foresee() override {
     for (; read_ < tokens_.size(); ++read_)
       style_.Read(tokenizer_.TokenBytes(tokens_[read_], true));
+    JsonStyle style = style_;
     std::string text;
     int steps = 0;
     try {
       while (text.size() < kMaxForeseen) {
         std::string next = matcher_.FindJumpForwardString();
-        if (next.empty()) next = style_.After(text);
-        if (next.empty() || !matcher_.AcceptString(next)) break;
+        if (!next.empty()) {
+          if (!matcher_.AcceptString(next)) break;
+        } else {
+          const std::vector<std::string> choices = style.Next();
+          const auto taken = std::ranges::find_if(
+              choices, [&](const std::string& choice) { return matcher_.AcceptString(choice); });
+          if (taken == choices.end()) break;
+          next = *taken;
+        }
         ++steps;
+        style.Read(next);
         text += next;
       }
       if (steps > 0) matcher_.Rollback(steps);

@@ -259,14 +259,17 @@ std::string OpenAiAnswer::Usage() const {
     for (const Choice& choice : choices_) {
       reasoning += choice.reader ? choice.reader->reasoning_tokens() : 0;
     }
-    details = Str(R"("reasoning_tokens":)", reasoning, ",");
+    details = Str(R"("reasoning_tokens":)", reasoning);
+  }
+  if (draft_tokens_ > 0) {  // OpenAI's names for guesses that clients send
+    Append(details,
+           Str(R"("accepted_prediction_tokens":)", accepted_draft_tokens_,
+               R"(,"rejected_prediction_tokens":)", draft_tokens_ - accepted_draft_tokens_));
   }
   return Str(R"({"prompt_tokens":)", prompt_tokens_, R"(,"completion_tokens":)", completion_tokens_,
              R"(,"total_tokens":)", prompt_tokens_ + completion_tokens_,
-             R"(,"prompt_tokens_details":{"cached_tokens":)", cached_tokens_,
-             R"(},"completion_tokens_details":{)", details, R"("accepted_prediction_tokens":)",
-             accepted_draft_tokens_, R"(,"rejected_prediction_tokens":)",
-             draft_tokens_ - accepted_draft_tokens_, "}}");
+             R"(,"prompt_tokens_details":{"cached_tokens":)", cached_tokens_, "}",
+             details.empty() ? "" : R"(,"completion_tokens_details":{)" + details + "}", "}");
 }
 
 // A chunk of a stream. `content`: the members of a choice that say what is new.

@@ -64,7 +64,6 @@ Names NamesFor(OpenAiKind kind, std::string_view max_tokens) {
           {"token_ids.ids", PromptOf(kind)},
           {"chat.messages", PromptOf(kind)}};
 }
-// The same where they begin a message; elsewhere they are words of the language.
 // The same where they begin a message; elsewhere they are words of the language. With what follows.
 constexpr std::pair<absl::string_view, absl::string_view> kStarts[] = {
     {"chat: ", ": "}, {"text: ", ": "}, {"text ", " "}, {"text[", "["}, {"prompt ", " "}};
@@ -102,7 +101,9 @@ HttpResponse OpenAiError(const absl::Status& status, OpenAiKind kind, std::strin
   const bool chat = kind != OpenAiKind::kCompletion && kind != OpenAiKind::kEmbedding;
   for (const auto& [start, end] : kStarts) {
     if (!absl::StartsWith(message, start) || (chat && absl::StartsWith(start, "text"))) continue;
-    message.replace(0, start.size(), Str(PromptOf(kind), end));
+    // /tokenize has both, and is otherwise as completions.
+    const bool both = kind == OpenAiKind::kCompletion && start == "chat: ";
+    message.replace(0, start.size(), Str(PromptOf(both ? OpenAiKind::kChat : kind), end));
     break;
   }
   message = absl::StrReplaceAll(message, NamesFor(kind, max_tokens));

@@ -333,7 +333,7 @@ TEST(MatMuls, FamiliesShareACall) {
 TEST(MatMuls, SaysWhatIsWrong) {
   const auto device = OpenDevice({.memory_bytes = size_t{1} << 20});
   EXPECT_THAT(std::string(MatMuls::Create(*device, {.dtype = DType::kI8}).status().message()),
-              HasSubstr("in i8: expected f32, f16 or bf16"));
+              HasSubstr("in int8: expected f32, f16 or bf16"));
   const auto matmuls = MatMuls::Create(*device, {}).value();
   Weights weights("f32", 1024, 1024, 19);
   const auto packed = matmuls->Pack(weights.source);

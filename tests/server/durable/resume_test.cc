@@ -117,8 +117,13 @@ int TokensOf(const v1::GenerateResponse& answer) {
 // All but times and the number that Generate gives the first candidate.
 std::string Said(v1::GenerateResponse answer) {
   answer.clear_timing();
-  // Which of the prompt's tokens were in the prefix cache is of the server that is asked.
-  if (answer.has_usage()) answer.mutable_usage()->clear_cached_tokens();
+  // What was in the prefix cache, and what was guessed, is of the server that is asked.
+  if (answer.has_usage()) {
+    v1::Usage& usage = *answer.mutable_usage();
+    usage.clear_cached_tokens();
+    usage.clear_draft_tokens();
+    usage.clear_accepted_draft_tokens();
+  }
   return answer.DebugString();
 }
 

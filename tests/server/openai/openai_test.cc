@@ -214,7 +214,8 @@ TEST(OpenAiRequest, ValuesThatSayWhatIsSo) {
 
 // docs/api.md says of every field what becomes of it. The names are those of OpenAI's Python
 // package 3.57 (chat/completion_create_params.py and completion_create_params.py) and of vLLM's
-// ChatCompletionRequest and CompletionRequest at 002032e, with the guided_... of its older ones.
+// ChatCompletionRequest and CompletionRequest at 002032e, with the guided_... of its older ones,
+// and our own.
 TEST(OpenAiRequest, TheDocumentHasEveryField) {
   constexpr const char* kNames =
       "audio frequency_penalty function_call functions logit_bias logprobs max_completion_tokens "
@@ -232,7 +233,7 @@ TEST(OpenAiRequest, TheDocumentHasEveryField) {
       "return_tokens_as_token_ids return_token_ids routed_experts_prompt_start "
       "return_token_offsets return_prompt_text return_mm_kwargs cache_salt kv_transfer_params "
       "ec_transfer_params vllm_xargs repetition_detection stream_interval prompt_embeds "
-      "guided_json guided_regex guided_choice guided_grammar guided_decoding_backend "
+      "speculate guided_json guided_regex guided_choice guided_grammar guided_decoding_backend "
       "guided_whitespace_pattern structural_tag logits_processors";
   using Standing = OpenAiField::Standing;
   using Row = std::tuple<std::string, Standing, std::string>;

@@ -80,6 +80,8 @@ class PolicyOrder : public testing::Test {
       return static_cast<size_t>(load.waiting + load.running);
     };
     while (count() < asked_) std::this_thread::yield();
+    // The first one runs before others can be preferred to it.
+    while (server_->stack().pool().Load().running == 0) std::this_thread::yield();
   }
 
   size_t asked_ = 0;
