@@ -65,10 +65,11 @@ class Soak : public testing::Test {
   };
 
   void SetUp() override {
+    const std::string& model = OwnModel(SlowModel());  // not among the sockets
     setenv("TMPDIR", folder_.Folder("sockets").c_str(), /*overwrite=*/1);
     server_ = std::make_unique<AttackedServer>(
         std::vector<std::string>{"--pipeline-parallel", Str(kStages), "--max-batch-tokens", "48"},
-        AttackedServer::Limits{}, OwnModel(SlowModel()));
+        AttackedServer::Limits{}, model);
     ASSERT_FALSE(HasFailure());
   }
 
