@@ -26,7 +26,7 @@ struct LedgerArrival {
 
 struct LedgerMember {
   RequestId request = 0;
-  int32_t tokens = 0;
+  int32_t tokens = 0;  // inputs, but for wrong guesses
   bool initiation = false;
 };
 

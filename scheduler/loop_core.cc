@@ -99,7 +99,13 @@ void LoopCore::Absorb(IterationResult& result) {
   for (Request* request : note.requests) {
     if (--request->plans_in_flight == 0) NotePlansDone(*request);
   }
-  for (size_t i = 0; i < note.steps.size(); ++i) AbsorbStep(note.steps[i], result.steps[i]);
+  for (size_t i = 0; i < note.steps.size(); ++i) {
+    const size_t wrong = AbsorbStep(note.steps[i], result.steps[i]);
+    if (wrong == 0) continue;
+    const RequestId request = note.steps[i].request->id;
+    std::ranges::find(note.members, request, &LedgerMember::request)->tokens -=
+        static_cast<int32_t>(wrong);
+  }
   // A request that ended earlier has no step in this result; it retires here.
   for (Request* request : note.requests) Retire(*request);
   if (running_ + reserved_ == 0) delivery_.Flush(now_);
@@ -112,25 +118,30 @@ void LoopCore::Absorb(IterationResult& result) {
   spare_.push_back(std::move(note));
 }
 
-void LoopCore::AbsorbStep(const PlanInFlight::Target& target, StepResult& step) {
+// Gives the number of its wrong guesses.
+size_t LoopCore::AbsorbStep(const PlanInFlight::Target& target, StepResult& step) {
   Request& request = *target.request;
   Sequence& sequence = request.sequences[target.sequence];
   const std::span<RowResult> rows = step.outputs;
   const std::span<RowResult> samples = rows.last(static_cast<size_t>(target.samples));
   const size_t wrong = target.samples > 1 ? TakeDraft(request, sequence, samples) : 0;
   NoteRun(request, sequence, target.end, target.samples, static_cast<int32_t>(wrong));
-  if (request.state == RequestState::kFinished) return;
+  if (request.state == RequestState::kFinished) return wrong;
   std::vector<TokenDetail> prompt;  // scored rows come before those that sample
   for (RowResult& row : rows.first(rows.size() - samples.size())) {
     prompt.push_back(std::move(row.target));
   }
   if (!prompt.empty()) delivery_.Prompt(request, std::move(prompt));
-  if (samples.empty() || sequence.finished) return;
-  if (sequence.sits_out) return DropSample(request, sequence);
+  if (samples.empty() || sequence.finished) return wrong;
+  if (sequence.sits_out) {
+    DropSample(request, sequence);
+    return wrong;
+  }
   for (RowResult& row : samples.first(samples.size() - wrong)) {
     AbsorbToken(request, sequence, row);
-    if (sequence.finished || request.state == RequestState::kFinished) return;
+    if (sequence.finished || request.state == RequestState::kFinished) break;
   }
+  return wrong;
 }
 
 // The number of guesses of the sequence's step that are wrong. What was sampled after a wrong one
@@ -200,10 +211,9 @@ void LoopCore::AppendRecord(const IterationResult& result, PlanInFlight& note) {
   record.idle = note.idle;
   record.bubble = note.behind ? timings.gap : 0;
   record.stages = limits_.stages;
-  int64_t rows = 0;
-  for (const LedgerMember& member : record.members) rows += member.tokens;
-  if (rows > 0) {
-    forecast_.NoteIteration(rows, record.receive + record.compute + record.sample + record.bubble);
+  if (note.rows > 0) {
+    forecast_.NoteIteration(note.rows,
+                            record.receive + record.compute + record.sample + record.bubble);
   }
   record.experts = result.experts;
   ledger_.Append(std::move(record));
@@ -314,10 +324,7 @@ void LoopCore::Foretell(Request& request) {
   const bool by_deadline = request.spec.deadline - now_ < max_ttft_;
   const double most = Seconds(by_deadline ? request.spec.deadline - now_ : max_ttft_);
   std::vector<int64_t> rows_in_flight;
-  for (const PlanInFlight& plan : in_flight_) {
-    int64_t& rows = rows_in_flight.emplace_back(0);
-    for (const LedgerMember& member : plan.members) rows += member.tokens;
-  }
+  for (const PlanInFlight& plan : in_flight_) rows_in_flight.push_back(plan.rows);
   const PolicyView view{pool_.live(), kv_.Capacity(), limits_, now_, cached_};
   request.predicted_first_token =
       forecast_.Predict(view, policy_.Order(view), request, rows_in_flight, most);

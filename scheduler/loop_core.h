@@ -78,7 +78,7 @@ class LoopCore {
  private:
   bool AbsorbResults();
   void Absorb(IterationResult& result);
-  void AbsorbStep(const PlanInFlight::Target& target, StepResult& step);
+  size_t AbsorbStep(const PlanInFlight::Target& target, StepResult& step);
   static size_t TakeDraft(Request& request, Sequence& sequence, std::span<const RowResult> samples);
   void AbsorbToken(Request& request, Sequence& sequence, RowResult& row);
   void Recover();

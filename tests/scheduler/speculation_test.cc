@@ -203,6 +203,13 @@ TEST_P(Loop, TakesFewerIterationsForTheSameTokens) {
     const RequestTimings& counts = harness.EndOf(client.id).timings;
     EXPECT_EQ(counts.draft_tokens > 0, speculate == Speculate::kNgram);
     EXPECT_LE(counts.accepted_draft_tokens, counts.draft_tokens);
+    // The ledger has what came of them: the prompt, and each token but the last as an input.
+    int32_t tokens = 0;
+    uint64_t next = 0, lost = 0;
+    for (const auto& record : harness.ledger.Read(next, 1 << 16, lost)) {
+      for (const LedgerMember& member : record->members) tokens += member.tokens;
+    }
+    EXPECT_EQ(tokens, 9 + 59);
     // A token comes of each plan, and of each right guess.
     EXPECT_EQ(plans[speculate == Speculate::kNgram] + counts.accepted_draft_tokens, 60);
   }
