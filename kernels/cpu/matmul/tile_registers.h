@@ -78,12 +78,14 @@ TREADLE_SIMD void AddUnsigned() {
                : "i"(kSums), "i"(kActivations), "i"(kCodes));
 }
 
+#ifdef __AVX512F__
 // Lanes of `low` before those of `high`, rounded to bf16.
 TREADLE_SIMD __m512i RoundPair(__m512 low, __m512 high) {
   __m512i out;
   asm("vcvtne2ps2bf16 %1, %2, %0" : "=v"(out) : "v"(low), "v"(high));
   return out;
 }
+#endif
 // bf16, summed in f32 as bf16_chains.h says: activations [16][32], weights [16][16 features][2].
 template <int kSums, int kActivations, int kWeights>
 TREADLE_SIMD void AddBf16() {
