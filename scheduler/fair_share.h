@@ -56,17 +56,19 @@ class FairShare final : public Policy {
 
   std::vector<Request*> Order(const PolicyView& view) const override {
     std::vector<Request*> order = LiveRequests(view);
-    const auto waiting = std::ranges::stable_partition(
-        order, [](const Request* request) { return request->state != RequestState::kWaiting; });
+    const auto waiting = std::stable_partition(
+        order.begin(), order.end(),
+        [](const Request* request) { return request->state != RequestState::kWaiting; });
     std::map<std::string_view, double> next;  // virtual times, if all before were admitted
     std::map<RequestId, double> starts;
-    for (Request* const request : waiting) {
-      const Owner& owner = owners_.at(request->spec.owner);
-      double& time = next.try_emplace(request->spec.owner, owner.time).first->second;
-      starts[request->id] = time;
-      time += Cost(*request) / owner.weight;
+    for (auto it = waiting; it != order.end(); ++it) {
+      const Request& request = **it;
+      const Owner& owner = owners_.at(request.spec.owner);
+      double& time = next.try_emplace(request.spec.owner, owner.time).first->second;
+      starts[request.id] = time;
+      time += Cost(request) / owner.weight;
     }
-    std::ranges::stable_sort(waiting, {},
+    std::ranges::stable_sort(waiting, order.end(), {},
                              [&](const Request* request) { return starts.at(request->id); });
     return order;
   }
