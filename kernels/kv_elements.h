@@ -21,7 +21,7 @@ inline BFloat16 KvScale(float largest) {
   return {static_cast<uint16_t>((std::bit_cast<uint32_t>(largest / 127.0f) + 0xffffu) >> 16)};
 }
 
-// What ComputeMode::kBf16 stores of a value in a cache of floats: the bf16 number that AMX reads;
+// The value that ComputeMode::kBf16 stores in a cache of floats: the bf16 number that AMX reads;
 // of f16 one that it holds.
 inline float KvBf16(DType cache, float x) {
   const float rounded = ToFloat(ToNormalBFloat16(x));

@@ -31,7 +31,7 @@ int32_t Speculation::MostGuesses(const Request& request, const Sequence& sequenc
   return std::min(kMaxDraft, request.spec.max_new_tokens - sequence.produced - 1);
 }
 
-// Those of its constraint, which leaves hardly a choice where it has any, or its drafter's.
+// Guesses of its constraint, which leaves hardly a choice where it has any, or else its drafter's.
 std::vector<Guess> Speculation::GuessesOf(const Sequence& sequence, int32_t count) {
   std::vector<Guess> guesses;
   if (sequence.masked) guesses = sequence.masked->Guesses(sequence.produced, count);

@@ -170,7 +170,7 @@ double Median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// What an increment iteration reads; see IterationBenchRow.
+// Bytes that an increment iteration reads; see IterationBenchRow.
 double DecodeBytes(const IterationBenchOptions& options, int32_t prompt_tokens,
                    int32_t batch_size) {
   const int64_t positions = prompt_tokens + options.new_tokens / 2;

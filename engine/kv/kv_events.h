@@ -56,7 +56,7 @@ class KvEventLog {
   void Snapshot(Events held) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // -- readers ------------------------------------------------------------------------------------
-  // What follows, at most so many events. Empty without `resync`: nothing yet; if `wanted` is true
+  // The next events, at most so many. Empty without `resync`: nothing yet; if `wanted` is true
   // then, the loop must be woken.
   Part Read(Cursor& cursor, size_t most) ABSL_LOCKS_EXCLUDED(mutex_);
 

@@ -32,7 +32,7 @@ struct StreamToken {
   std::vector<float> embedding = {};          // with kPooled, and instead of a token
 };
 
-// What the loop measured of a request: seconds, and guesses of its tokens (speculation.h).
+// Measurements of a request by the loop: seconds, and guesses of its tokens (speculation.h).
 struct RequestTimings {
   double queued = 0;       // arrival to admission
   double first_token = 0;  // arrival to first token

@@ -367,13 +367,6 @@ absl::StatusOr<OpenAiRequest> ReadMessagesRequest(std::string_view body, const S
   return OpenAiRequest(std::move(request));
 }
 
-std::vector<OpenAiField> MessagesFields() {
-  std::vector<OpenAiField> fields(std::begin(kOthers), std::end(kOthers));
-  for (const auto& field : kFields) fields.push_back({field.name, OpenAiIn::kChat, kTaken});
-  for (const SamplingField& field : kSamplingFields) {
-    fields.push_back({field.name, OpenAiIn::kChat, kTaken});
-  }
-  return fields;
-}
+std::vector<OpenAiField> MessagesFields() { return ListFields<MessagesRequest>(kFields, kOthers); }
 
 }  // namespace treadle

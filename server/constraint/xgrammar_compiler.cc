@@ -76,7 +76,7 @@ class JsonStyle {
     }
   }
 
-  // What may come next where the grammar leaves a choice: the likelier first.
+  // Texts that may come next where the grammar leaves a choice, the likelier first.
   std::vector<std::string> Next() {
     if (in_string_ || !spaces_.empty()) return {};
     if (last_ == '"') return {":", ","};
@@ -121,7 +121,7 @@ class Matcher final : public TokenConstraint {
     tokens_.resize(tokens_.size() - static_cast<size_t>(count));
   }
 
-  // What the grammar forces, with the white space between that the answer had at such places.
+  // Foresees what the grammar forces, with the white space that the answer had at such places.
   std::vector<int32_t> Foresee() override {
     for (; read_ < tokens_.size(); ++read_)
       style_.Read(tokenizer_.TokenBytes(tokens_[read_], true));

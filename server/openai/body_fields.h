@@ -27,8 +27,8 @@ absl::Status ReadSampling(const SamplingField& field, const nlohmann::json& valu
 absl::Status ReadReasoningEffort(std::string_view name, const nlohmann::json& value,
                                  OpenAiRequest& to);
 
-// What holds between several fields, and what the tools of the request demand. `body`: what the
-// request was read from, which has its schemas.
+// Checks what holds between several fields, and what the tools of the request demand. `body`: the
+// text that the request was read from, which has its schemas.
 absl::Status ConcludeBody(std::string_view body, const ServedModel& model, OpenAiRequest& to);
 
 // A field that is taken. `Request`: an OpenAiRequest, perhaps with more.
@@ -60,6 +60,21 @@ absl::Status ReadFields(const nlohmann::json& object, std::span<const BodyField<
     if (!value.is_null()) TREADLE_RETURN_IF_ERROR(read(name, value));
   }
   return absl::OkStatus();
+}
+
+// The same, for a test of the document.
+template <typename Request>
+std::vector<OpenAiField> ListFields(std::span<const BodyField<Request>> taken,
+                                    std::span<const OpenAiField> others) {
+  constexpr auto kTaken = OpenAiField::Standing::kTaken;
+  std::vector<OpenAiField> fields(others.begin(), others.end());
+  for (const BodyField<Request>& field : taken) {
+    fields.push_back({field.name, OpenAiIn::kChat, kTaken});
+  }
+  for (const SamplingField& field : kSamplingFields) {
+    fields.push_back({field.name, OpenAiIn::kChat, kTaken});
+  }
+  return fields;
 }
 
 }  // namespace treadle

@@ -23,7 +23,7 @@ class HttpAnswer {
   virtual ~HttpAnswer() = default;
   // For a stream: events have ids, ID:1 for the first, and the first so many are not told.
   virtual void NumberEvents(uint64_t /*from*/) {}
-  // What is new of a prompt. True: its candidate has no more to say, and shall end.
+  // Takes what is new of a prompt. True: its candidate has no more to say, and shall end.
   virtual bool Add(size_t prompt, const SessionEvent& event) = 0;
   // For a stream: server-sent events for what was added since the last call; may be empty.
   virtual std::string TakeEvents() = 0;
@@ -42,7 +42,7 @@ class HttpApi {
   virtual const char* id_prefix() const = 0;
   // The header that tells the request's id.
   virtual const char* id_header() const { return "X-Request-Id"; }
-  // What --durable calls its requests; null: it keeps none.
+  // The name that --durable has for its requests; null: it keeps none.
   virtual const char* stored_kind() const { return nullptr; }
   virtual absl::StatusOr<OpenAiRequest> Read(std::string_view body) = 0;
   // `created`: seconds since 1970.

@@ -21,7 +21,7 @@ inline constexpr char kResumePath[] = "/v1/resume";
 
 void StartCall(SessionEnvironment& sessions, std::unique_ptr<HttpApi> api, HttpRequest request,
                std::shared_ptr<HttpReply> reply);
-// Of /v1/completions, /v1/chat/completions or /v1/embeddings.
+// Starts a call of /v1/completions, /v1/chat/completions or /v1/embeddings.
 void StartOpenAiCall(SessionEnvironment& sessions, OpenAiKind kind, HttpRequest request,
                      std::shared_ptr<HttpReply> reply);
 

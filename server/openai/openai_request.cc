@@ -418,7 +418,7 @@ absl::Status CheckEndOfPrompt(const Json& object, const OpenAiRequest& to) {
       "false then");
 }
 
-// What holds between several fields.
+// Checks what holds between several fields.
 absl::Status Conclude(std::string_view body, OpenAiRequest& to) {
   if (to.prompts.empty()) return InvalidArgument(to.chat ? "messages" : "prompt", " is missing");
   const int32_t n = to.common.sampling.num_candidates;
@@ -482,7 +482,7 @@ absl::Status ConcludeTools(std::string_view body, const ServedModel& model, Open
                         *to.reading.tools, to.common.constraint);
 }
 
-// What the template shows of how the model thinks. `to.common.constraint` holds what is said.
+// Notes what the template shows of how the model thinks. `to.common.constraint` holds what is said.
 void ConcludeReasoning(const ServedModel& model, OpenAiRequest& to) {
   if (!model.chat_template || !model.tokenizer) return;
   if (!to.template_arguments.empty()) to.common.template_arguments = to.template_arguments.dump();

@@ -46,7 +46,7 @@ struct OpenAiRequest {
   std::string tools_as_of_chat = {};  // where the API writes them otherwise; empty: it does not
   ToolChoice tool_choice = {};
   bool knows_tools = false;  // the messages have calls
-  // Of a chat: what to look for in the answer.
+  // Marks to look for in a chat's answer.
   AnswerReader::Options reading = {};
   bool include_reasoning = true;                                 // is told
   nlohmann::json template_arguments = nlohmann::json::object();  // while fields are read

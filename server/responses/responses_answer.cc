@@ -20,7 +20,7 @@ ResponsesAnswer::ResponsesAnswer(const ServedModel& model, const ResponsesReques
       history_(request.store ? request.history : std::vector<ChatMessage>()),
       store_(request.store ? std::move(store) : nullptr) {}
 
-// Of an item. A call's is the item's, behind what begins it.
+// The id of an item. A call's is the item's, behind what begins it.
 std::string ResponsesAnswer::NewBlockId(Kind kind, const std::string& call) const {
   constexpr const char* kPrefixes[] = {"rs_", "msg_", "fc_"};  // by Kind
   const char* const prefix = kPrefixes[static_cast<size_t>(kind)];

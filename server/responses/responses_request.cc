@@ -132,7 +132,7 @@ absl::Status ReadCallOutput(const std::string& name, const Json& item, Asked& to
   return absl::OkStatus();
 }
 
-// What a model thought is part of the assistant's message that follows.
+// Joins what a model thought to the assistant's message that follows.
 absl::Status ReadThought(const std::string& name, const Json& item, Asked& to) {
   return ReadMembers(name, item,
                      {{"summary", PassOverMember},
@@ -389,13 +389,6 @@ absl::StatusOr<ResponsesRequest> ReadResponsesRequest(std::string_view body,
   return ResponsesRequest(std::move(request));
 }
 
-std::vector<OpenAiField> ResponsesFields() {
-  std::vector<OpenAiField> fields(std::begin(kOthers), std::end(kOthers));
-  for (const auto& field : kFields) fields.push_back({field.name, OpenAiIn::kChat, kTaken});
-  for (const SamplingField& field : kSamplingFields) {
-    fields.push_back({field.name, OpenAiIn::kChat, kTaken});
-  }
-  return fields;
-}
+std::vector<OpenAiField> ResponsesFields() { return ListFields<Asked>(kFields, kOthers); }
 
 }  // namespace treadle

@@ -47,7 +47,7 @@ class ResponsesApi final : public HttpApi {
   ResponsesRequest read_;
 };
 
-// Of a route below kPath: what the caller may do with the response of that id.
+// Serves a route below kPath: what the caller may do with the response of that id.
 using Act =
     std::function<absl::StatusOr<std::string>(const std::string& id, const std::string& owner)>;
 HttpRoute OfKept(const char* method, SessionEnvironment& sessions, Act act) {

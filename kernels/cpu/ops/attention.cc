@@ -14,7 +14,7 @@ constexpr int64_t kItemQueries = 60;
 constexpr int64_t kSerialWork = 1 << 15;
 // Pieces per thread that are enough for an even end.
 constexpr int64_t kPiecesPerThread = 4;
-// Of an item on AMX (measured on a Xeon with AMX, 2026-11-26).
+// Queries of an item that AMX leaves to vectors (measured on a Xeon with AMX, 2026-11-26).
 constexpr int64_t kFewQueries = 6;
 // What a block costs besides its queries (its conversion), in queries.
 constexpr int64_t kBlockOverhead = 4;

@@ -169,7 +169,7 @@ namespace {
 
 constexpr std::string_view kArguments = "[ARGS]", kCallId = "[CALL_ID]";
 
-// Of an array the first sign; one of the marks begins so, too, but behind a name.
+// The first sign of an array; one of the marks begins so, too, but behind a name.
 bool IsArray(std::string_view text) {
   SkipSpace(text);
   return text.starts_with("[");

@@ -41,7 +41,7 @@ Thinking ThinkingAfter(std::string_view prompt, const ReasoningFormat& format,
 // The same of an answer that goes on with `text`: what is open there goes on.
 Thinking ThinkingWithin(std::string_view text, const ReasoningFormat& format);
 
-// What became settled.
+// Parts of an answer that became settled.
 struct AnswerText {
   std::string reasoning;
   std::string content;
@@ -85,7 +85,7 @@ class AnswerReader {
 
   void BeginToken() { held_.BeginToken(); }
   AnswerText Push(std::string_view text);
-  // What was held back; the answer has ended.
+  // Gives what was held back; the answer has ended.
   AnswerText Finish();
   int64_t reasoning_tokens() const { return held_.reasoning_tokens(); }
 
@@ -106,7 +106,7 @@ class AnswerReader {
   State state_ = State::kSaid;
   std::optional<ToolCallReader> calls_;  // of what is said
 
-  // Of the harmony format: the message that is being read.
+  // The message that is being read, in the harmony format.
   bool in_message_ = false, fresh_ = true;
   std::string function_;  // that it calls; empty: none
   HeldText::Kind kind_ = HeldText::Kind::kContent;

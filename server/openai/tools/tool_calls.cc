@@ -182,7 +182,7 @@ bool ToolCallReader::ReadBlock(ToolText& out) {
                 out);
 }
 
-// What is held up to there is calls, or text.
+// Tells what is held up to there, as calls or text.
 bool ToolCallReader::Settle(size_t end, Calls calls, ToolText& out) {
   fresh_ = after_call_ = calls.has_value();
   if (!calls) out.content += held_.substr(0, end);

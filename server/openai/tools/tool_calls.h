@@ -29,7 +29,8 @@ struct ToolFormat {
   // How the models of this format were taught to write it, behind `open` if that is needed.
   std::string_view before = {}, arguments = {}, after = {}, separator = {};
 
-  // Of a syntax of its own: what reads it, and its end, a mark that is dropped or a function.
+  // A syntax of its own: the function that reads it, and its end, a mark that is dropped or a
+  // function.
   Calls (*read)(std::string_view text, const TextParameters& texts) = nullptr;
   std::string_view end = {};
   size_t (*find_end)(std::string_view text) = nullptr;  // npos: it has not come

@@ -11,8 +11,8 @@
 #include "base/status.h"
 #include "server/anthropic/messages_answer.h"
 #include "server/anthropic/messages_request.h"
-#include "tests/server/anthropic/chat_model.h"
 #include "tests/server/anthropic/documented_fields.h"
+#include "tests/server/openai/chat_model.h"
 
 namespace treadle {
 namespace {

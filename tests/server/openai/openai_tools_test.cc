@@ -17,6 +17,7 @@
 #include "server/openai/openai_errors.h"
 #include "server/openai/openai_request.h"
 #include "tests/server/byte_tokenizer.h"
+#include "tests/server/openai/chat_model.h"
 #include "tests/server/without_xgrammar.h"
 
 namespace treadle {
@@ -39,20 +40,6 @@ const char kLlama[] =
     R"({% else %}{{ m.content }}{% endif %}{% endfor %})";
 const char kPlain[] = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}";
 const char kMistral[] = "[TOOL_CALLS]{{ tools }}{{ messages[0].content }}";
-
-ServedModel ModelWith(const char* chat_template) {
-  ServedModel model;
-  model.name = "m";
-  model.fingerprint = "fp_1";
-  model.vocab = 258;
-  model.max_context = 4096;
-  model.kv_pages = 512;
-  model.paging.page_size = 16;
-  model.tokenizer = ByteTokenizer::Make();
-  model.end_ids = {ByteTokenizer::kEnd};
-  model.chat_template = *ChatTemplate::Parse(chat_template);
-  return model;
-}
 
 // The prompt, or the error's message.
 std::string PromptOf(const ServedModel& model, const std::string& body) {
@@ -88,14 +75,14 @@ TEST(OpenAiTools, ReachTheTemplateInTheirOrder) {
       R"(<tools>{"type": "function", "function": {"name": "weather", "description": "now", )"
       R"("strict": false, "parameters": {"type": "object", "properties": {"city": {}, "at": )"
       R"(1.0}}}}{"type": "function", "function": {"name": "time"}}</tools>)";
-  const ServedModel hermes = ModelWith(kHermes);
+  const ServedModel hermes = ChatModel(kHermes);
   EXPECT_EQ(PromptOf(hermes, Body()), tools + conversation);
   EXPECT_EQ(PromptOf(hermes, Body(Str(kTools, R"(, "tool_choice": "auto")"))),
             tools + conversation);
   EXPECT_EQ(PromptOf(hermes, Body(Str(kTools, R"(, "tool_choice": "none")"))), conversation);
   EXPECT_EQ(PromptOf(hermes, Body("")), conversation);
   EXPECT_EQ(PromptOf(hermes, Body(R"("tools": [])")), conversation);
-  EXPECT_EQ(PromptOf(ModelWith(kLlama), Body()),
+  EXPECT_EQ(PromptOf(ChatModel(kLlama), Body()),
             "2 tools[user]Hi[assistant]{\"name\": \"weather\", \"parameters\": {\"city\": "
             "\"Z\xC3\xBCrich\", \"at\": [1, 2.5, null]}}[tool]sunny");
 }
@@ -103,7 +90,7 @@ TEST(OpenAiTools, ReachTheTemplateInTheirOrder) {
 // A text that is empty is one; none and what is left out are none.
 TEST(OpenAiTools, CallsMayComeWithoutContent) {
   const ServedModel model =
-      ModelWith(Str("{% if false %}", kHermes, "{% endif %}{{ messages[0].content is none }}",
+      ChatModel(Str("{% if false %}", kHermes, "{% endif %}{{ messages[0].content is none }}",
                     "{{ messages[0].tool_calls | length }}")
                     .c_str());
   for (const auto& [content, prompt] :
@@ -136,14 +123,14 @@ TEST(OpenAiTools, ReachAnyTemplateAsText) {
       "2.5, null]}}\n</tool_call>";
   const std::string talk =
       "[user]Hi[assistant]" + call + "[user]<tool_response>\nsunny\n</tool_response>";
-  const ServedModel plain = ModelWith(kPlain);
+  const ServedModel plain = ChatModel(kPlain);
   EXPECT_EQ(PromptOf(plain, Body()), "[system]" + tools + talk);
   EXPECT_EQ(PromptOf(plain, Body("")), talk);
   EXPECT_EQ(PromptOf(plain, Body(Str(kTools, R"(, "tool_choice": "none")"))), talk);
   EXPECT_EQ(PromptOf(plain, Body(kTools, R"("messages": [{"role": "system", "content": "Be."},
                                              {"role": "user", "content": "Hi"}])")),
             "[system]Be.\n\n" + tools + "[user]Hi");
-  const ServedModel strict = ModelWith(
+  const ServedModel strict = ChatModel(
       "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
       "{{ raise_exception('roles must alternate') }}{% endif %}[{{ m.role }}]{{ m.content }}"
       "{% endfor %}");
@@ -162,7 +149,7 @@ TEST(OpenAiTools, ReachAnyTemplateAsText) {
 }
 
 TEST(OpenAiTools, WhatIsWrongIsNamed) {
-  const ServedModel hermes = ModelWith(kHermes);
+  const ServedModel hermes = ChatModel(kHermes);
   const auto tool = [](const std::string& text) { return R"("tools": [)" + text + "]"; };
   const auto function = [&](const std::string& text) {
     return tool(R"({"type": "function", "function": {)" + text + "}}");
@@ -285,7 +272,7 @@ class HeldCalls : public testing::TestWithParam<const char*> {
     }
   }
 
-  ServedModel model_ = ModelWith(GetParam());
+  ServedModel model_ = ChatModel(GetParam());
   std::minstd_rand random_{7};
 };
 
@@ -388,7 +375,7 @@ INSTANTIATE_TEST_SUITE_P(Formats, HeldCalls, testing::Values(kHermes, kLlama, kP
 
 // With no wish at all a call that begins is one that fits.
 TEST(OpenAiTools, WhoWasNeverTaughtToCallIsHeldToIt) {
-  ServedModel model = ModelWith(kPlain);
+  ServedModel model = ChatModel(kPlain);
   model.constraints = ConstraintCompiler::Create(*model.tokenizer, model.vocab, model.end_ids);
   if (!model.constraints->Works()) GTEST_SKIP() << kWithoutXGrammar;
   const auto request = ReadOpenAiRequest(
@@ -430,7 +417,7 @@ class Told {
 };
 
 TEST(OpenAiTools, AWholeAnswerHasItsCalls) {
-  const ServedModel hermes = ModelWith(kHermes);
+  const ServedModel hermes = ChatModel(kHermes);
   Told told(hermes, "");
   told.Output("I look.\n<tool_call>{\"name\": \"weather\", \"arguments\": {\"city\": \"B\"}}");
   told.Output("</tool_call>\n<tool_call>{\"name\": \"time\", \"arguments\": {}}</tool_call>",
@@ -443,7 +430,7 @@ TEST(OpenAiTools, AWholeAnswerHasItsCalls) {
         {"id": "call_id_1", "type": "function",
          "function": {"name": "time", "arguments": "{}"}}]}})"));
 
-  const ServedModel llama = ModelWith(kLlama);
+  const ServedModel llama = ChatModel(kLlama);
   Told alone(llama, R"(, "parallel_tool_calls": false)");
   alone.Output(R"({"name": "time", "parameters": {}}; {"name": "time", "parameters": {}})",
                FinishReason::kEndToken);
@@ -460,7 +447,7 @@ TEST(OpenAiTools, AWholeAnswerHasItsCalls) {
 }
 
 TEST(OpenAiTools, AStreamTellsNameThenArguments) {
-  const ServedModel hermes = ModelWith(kHermes);
+  const ServedModel hermes = ChatModel(kHermes);
   Told told(hermes, R"(, "stream": true)");
   const auto chunk = [&](const std::string& delta, const std::string& finish = "null") {
     return R"(data: {"id":"id","object":"chat.completion.chunk","created":5,"model":"m",)"

@@ -15,6 +15,7 @@
 #include "server/openai/openai_errors.h"
 #include "server/openai/openai_request.h"
 #include "tests/server/byte_tokenizer.h"
+#include "tests/server/openai/chat_model.h"
 #include "tests/server/without_xgrammar.h"
 
 namespace treadle {
@@ -221,16 +222,7 @@ TEST(Reasoning, TokensAreCounted) {
 // -- requests and answers -------------------------------------------------------------------------
 
 ServedModel ModelWith(const char* chat_template) {
-  ServedModel model;
-  model.name = "m";
-  model.fingerprint = "fp_1";
-  model.vocab = 258;
-  model.max_context = 4096;
-  model.kv_pages = 512;
-  model.paging.page_size = 16;
-  model.tokenizer = ByteTokenizer::Make();
-  model.end_ids = {ByteTokenizer::kEnd};
-  model.chat_template = *ChatTemplate::Parse(chat_template);
+  ServedModel model = ChatModel(chat_template);
   model.constraints = ConstraintCompiler::Create(*model.tokenizer, 258, model.end_ids);
   return model;
 }

@@ -11,8 +11,8 @@
 #include "server/openai/openai_errors.h"
 #include "server/responses/responses_answer.h"
 #include "server/responses/responses_request.h"
-#include "tests/server/anthropic/chat_model.h"
 #include "tests/server/anthropic/documented_fields.h"
+#include "tests/server/openai/chat_model.h"
 
 namespace treadle {
 namespace {
