@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Tokens/s with guesses of the next tokens (--speculate ngram) and without, one and the same server.
 
-    bench/speculation.py --model MODEL.gguf [--treadle build/treadle] [--rounds 5] [--json FILE]
+    bench/speculation.py --model MODEL.gguf [--draft DRAFT.gguf] [--treadle build/treadle] [--rounds 5] [--json FILE]
+
+With a draft model (--speculate draft:DRAFT) instead of n-grams where --draft names one (draft_pair.py makes one).
 
 Three kinds of text: one that copies from its prompt (an edit of a function, an answer from a passage), a greedy one
 that runs into repetition as small models do, and sampled text, which does not repeat itself. Each round asks every
@@ -77,10 +79,13 @@ def main():
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--batches", default="1,8,32")
+    parser.add_argument("--draft")
     parser.add_argument("--json")
     options = parser.parse_args()
+    way = "draft" if options.draft else "ngram"
     server = subprocess.Popen([options.treadle, "serve", "--model", options.model, "--listen", "127.0.0.1:0",
-                               "--http-listen", f"127.0.0.1:{options.port}", "--metrics-listen", "none"],
+                               "--http-listen", f"127.0.0.1:{options.port}", "--metrics-listen", "none",
+                               "--speculate", f"draft:{options.draft}" if options.draft else "ngram"],
                               stderr=subprocess.DEVNULL)
     try:
         for _ in range(600):
@@ -91,17 +96,17 @@ def main():
             except OSError:
                 time.sleep(0.1)
         rows = []
-        print("| Text | Batch | Tokens/s off | ngram | Ratio | Guesses a token | Right |")
+        print(f"| Text | Batch | Tokens/s off | {way} | Ratio | Guesses a token | Right |")
         print("|---|---|---|---|---|---|---|")
         for name, prompts, temperature in CASES:
             for batch in map(int, options.batches.split(",")):
                 off, on, accepted, rejected = [], [], 0, 0
                 for turn in range(options.rounds + 1):
                     # They take turns at being the first one, since the second one of a pair is slower.
-                    order = ("off", "ngram") if turn % 2 == 0 else ("ngram", "off")
-                    ran = {way: run(options.port, model, prompts, temperature, batch, way, options.tokens, turn * 1000)
-                           for way in order}
-                    plain, guess = ran["off"], ran["ngram"]
+                    order = ("off", way) if turn % 2 == 0 else (way, "off")
+                    ran = {each: run(options.port, model, prompts, temperature, batch, each, options.tokens, turn * 1000)
+                           for each in order}
+                    plain, guess = ran["off"], ran[way]
                     if plain[1] != guess[1]:
                         raise SystemExit(f"{name}, batch {batch}: the answers differ")
                     if turn == 0:
@@ -111,13 +116,13 @@ def main():
                     accepted += guess[2]
                     rejected += guess[3]
                 guesses = accepted + rejected
-                row = {"text": name, "batch": batch, "off": statistics.median(off), "ngram": statistics.median(on),
+                row = {"text": name, "batch": batch, "off": statistics.median(off), way: statistics.median(on),
                        "ratio": statistics.median(b / a for a, b in zip(off, on)),
                        "guesses": guesses / (options.rounds * batch * options.tokens),
                        "right": accepted / guesses if guesses else None}
                 rows.append(row)
                 right = "-" if row["right"] is None else f"{row['right']:.2f}"
-                print(f"| {name} | {batch} | {row['off']:.0f} | {row['ngram']:.0f} | {row['ratio']:.2f} | "
+                print(f"| {name} | {batch} | {row['off']:.0f} | {row[way]:.0f} | {row['ratio']:.2f} | "
                       f"{row['guesses']:.2f} | {right} |", flush=True)
         if options.json:
             with open(options.json, "w", encoding="utf-8") as out:

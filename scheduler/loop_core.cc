@@ -50,7 +50,7 @@ LoopCore::LoopCore(Engine& engine, KvSlotManager& kv, RequestPool& pool, Policy&
       last_submit_(began_),
       idle_since_(began_),
       failing_since_(began_),
-      speculation_(options.drafter, limits_),
+      speculation_(options.drafter, limits_, options.draft_model),
       masks_(engine, pool, [&pool] { pool.Wake(); }) {
   TREADLE_CHECK(limits_.max_batch_tokens > limits_.max_batch_size);
 }
@@ -435,7 +435,7 @@ void LoopCore::Submit(const Selection& selection, Clock::time_point selecting_si
     return request.state != RequestState::kWaiting && !begun(request);
   };
   const int64_t begun_before = counted(begun), reserved_before = counted(reserved);
-  speculation_.Choose(selection);
+  speculation_.Choose(selection, /*model_may_run=*/in_flight_.empty() || limits_.stages > 1);
   IterationPlan plan = planner_.Build(selection, now_, note);
   note.rows = plan.num_tokens();
   const int64_t began = counted(begun) - begun_before;

@@ -47,6 +47,7 @@ class LoopCore {
     // A plan without steps after so long without one; releases ride on it.
     std::chrono::milliseconds heartbeat{1000};
     MakeDrafter drafter = MakeNgramDrafter;  // of requests that speculate
+    DraftModel* draft_model = nullptr;       // of those that want one; outlives the requests
     // Longer than that, or than its deadline, no request may wait for its first token: one that
     // would is refused when it comes (first_token.h). 0: nothing is foretold.
     Clock::duration max_ttft{0};

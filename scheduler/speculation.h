@@ -4,6 +4,9 @@
 // probability p, it is taken if p / (a row's time) > (the iteration's tokens) / (its time). So a
 // sequence alone tries what a batch of 32 does not, and nothing is tried where guesses are wrong.
 //
+// A draft model (draft_model.h) guesses before the plan is made. How far it runs ahead is decided
+// by the same rule, where a step of it costs time, too, and by how often it was right.
+//
 // A guess continues what is known, so a sequence with guesses worth a row is in no plan beside the
 // one that samples its last token: with a plan in flight the loop waits for its result (Waits).
 //
@@ -17,6 +20,7 @@
 
 #include "scheduler/policy.h"
 #include "scheduler/request/drafter.h"
+#include "scheduler/speculation/draft_model.h"
 #include "scheduler/speculation/iteration_cost.h"
 
 namespace treadle {
@@ -25,8 +29,9 @@ class Speculation {
  public:
   static constexpr int32_t kMaxDraft = 15;  // a step of 16 rows
 
-  Speculation(MakeDrafter make, const BatchLimits& limits)
-      : make_(std::move(make)), limits_(limits) {}
+  // `model`: of the requests that want one (Speculate::kDraft); null: there is none.
+  Speculation(MakeDrafter make, const BatchLimits& limits, DraftModel* model = nullptr)
+      : make_(std::move(make)), limits_(limits), model_(model) {}
 
   // The sequence's output has another token.
   void NoteToken(const Request& request, Sequence& sequence) const;
@@ -35,16 +40,28 @@ class Speculation {
   // Some sequence in a plan in flight has guesses that are being verified, or that a plan of these
   // requests would verify if it had the result.
   bool Waits(std::span<const std::unique_ptr<Request>> live) const;
-  // Sets the drafts of the sequences that the selected requests' next tokens come of.
-  void Choose(const Selection& selection) const;
+  // Sets the drafts of the sequences that the selected requests' next tokens come of. The draft
+  // model runs meanwhile if it `may`: it shares the machine.
+  void Choose(const Selection& selection, bool model_may_run) const;
 
  private:
+  // A sequence whose draft model would guess at most so many tokens.
+  struct Promising {
+    Drafter* drafter;
+    double promise;
+    int32_t most;
+  };
+
   double Worth(double tokens, double rows) const;
+  std::vector<DraftModel::Wanted> WorthDrafting(std::span<const Promising> sequences, double tokens,
+                                                double rows) const;
+  bool WaitsForModel(std::span<const std::unique_ptr<Request>> live, double rows) const;
   static std::vector<Guess> GuessesOf(const Sequence& sequence, int32_t count);
   static int32_t MostGuesses(const Request& request, const Sequence& sequence);
 
   const MakeDrafter make_;
   const BatchLimits limits_;
+  DraftModel* const model_;
   IterationCost cost_;
 };
 

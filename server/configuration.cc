@@ -61,6 +61,28 @@ absl::StatusOr<std::string> ParseSha256(const std::string& text) {
   return InvalidArgument("is '", text, "', expected 64 hexadecimal digits");
 }
 
+// A word, or draft:MODEL.
+FlagValue SpeculateValue() {
+  constexpr std::string_view kDraft = "draft:";
+  return {.read = [kDraft](ServeOptions& options, const std::string& text) -> absl::Status {
+            const bool draft = text.starts_with(kDraft) && text.size() > kDraft.size();
+            const auto word = ValueOf(kSpeculate, text);
+            if (!draft && (!word || *word == Speculate::kDraft)) {
+              return InvalidArgument("is '", text, "', expected off, ngram or draft:MODEL");
+            }
+            options.speculate = draft ? Speculate::kDraft : *word;
+            options.draft_model = draft ? text.substr(kDraft.size()) : "";
+            return absl::OkStatus();
+          },
+          .show =
+              [kDraft](const ServeOptions& options) {
+                return options.speculate == Speculate::kDraft
+                           ? Str(kDraft, options.draft_model)
+                           : std::string(WordOf(kSpeculate, options.speculate));
+              },
+          .schema = R"({"type": "string", "pattern": "^(off|ngram|draft:[^ ]+)$"})"};
+}
+
 // host:port, or unix:path.
 absl::Status CheckWorkerAddress(const std::string& text) {
   if (text.starts_with("unix:") && text.size() > 5) return absl::OkStatus();
@@ -218,8 +240,10 @@ const std::vector<ServeFlag>& ServeFlags() {
             "a size such as 1G, or 0")},
       {"--speculate",
        "guesses of a request's next tokens, several of which one iteration verifies; answers are "
-       "the same: ngram (what followed the same tokens earlier in the request) or off",
-       kServing, kServer, OneOf(&O::speculate, kSpeculate)},
+       "the same: ngram (what followed the same tokens earlier in the request), draft:MODEL (what "
+       "a "
+       "smaller model of the same vocabulary says, or ngram where that is surer) or off",
+       kServing, kServer, SpeculateValue()},
       {"--kv-events",
        "tell gateways that ask (SubscribeKvEvents) which token ids the prefix cache holds, "
        "so that they send requests where most is cached; with keys an operator's alone: on or off",

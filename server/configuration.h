@@ -51,6 +51,7 @@ struct ServeOptions {
   int64_t kv_memory = 0;    // bytes; 0: auto
   bool prefix_cache = true;
   Speculate speculate = Speculate::kNgram;
+  std::string draft_model;          // path, with Speculate::kDraft
   int64_t prefix_cache_memory = 0;  // bytes of kv_memory; 0: all
   bool kv_events = false;
   int64_t replay_log_memory = kDefaultReplayLogMemory;  // bytes

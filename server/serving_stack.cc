@@ -26,7 +26,8 @@ std::unique_ptr<KvEventLog> MakeEventLog(const PageCounts& pages) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ServingStack>> ServingStack::Create(
-    ServedModel model, std::unique_ptr<Engine> engine, const SchedulingOptions& options) {
+    ServedModel model, std::unique_ptr<Engine> engine, const SchedulingOptions& options,
+    std::unique_ptr<DraftModel> draft) {
   if (options.max_batch_size < 1 || options.max_batch_tokens <= options.max_batch_size) {
     return InvalidArgument("max batch tokens is ", options.max_batch_tokens, " and max batch size ",
                            options.max_batch_size,
@@ -36,15 +37,17 @@ absl::StatusOr<std::unique_ptr<ServingStack>> ServingStack::Create(
     return InvalidArgument("max queue is ", options.max_queue, ", expected at least 1");
   }
   TREADLE_ASSIGN_OR_RETURN(std::unique_ptr<Policy> policy, Policy::Create(options.policy));
-  return std::unique_ptr<ServingStack>(
-      new ServingStack(std::move(model), std::move(engine), std::move(policy), options));
+  return std::unique_ptr<ServingStack>(new ServingStack(
+      std::move(model), std::move(engine), std::move(policy), options, std::move(draft)));
 }
 
 ServingStack::ServingStack(ServedModel model, std::unique_ptr<Engine> engine,
-                           std::unique_ptr<Policy> policy, const SchedulingOptions& options)
+                           std::unique_ptr<Policy> policy, const SchedulingOptions& options,
+                           std::unique_ptr<DraftModel> draft)
     : model_(std::move(model)),
       options_(options),
       engine_(std::move(engine)),
+      draft_(std::move(draft)),
       policy_(std::move(policy)),
       kv_events_(options.kv_events ? MakeEventLog(model_.kv_pages) : nullptr),
       kv_(model_.kv_pages, model_.paging, PartOf(model_.kv_pages, options.prefix_cache),
@@ -53,11 +56,17 @@ ServingStack::ServingStack(ServedModel model, std::unique_ptr<Engine> engine,
   const ServingLoop::Options loop_options = {
       .limits = {.max_batch_size = options.max_batch_size,
                  .max_batch_tokens = options.max_batch_tokens},
+      .draft_model = draft_.get(),
       .max_ttft = options.max_ttft,
       .recover = options.recover,
       .give_up = options.give_up};
   loop_ = std::make_unique<ServingLoop>(*engine_, kv_, pool_, *policy_, ledger_,
                                         TimeSource::Steady(), loop_options);
+}
+
+absl::Status ServingStack::Start() {
+  if (draft_) TREADLE_RETURN_IF_ERROR(draft_->Start());
+  return loop_->Start();
 }
 
 ServingStack::~ServingStack() { Stop(absl::UnavailableError("the server is stopping")); }

@@ -18,6 +18,7 @@
 #include "scheduler/policy.h"
 #include "scheduler/request/request_pool.h"
 #include "scheduler/serving_loop.h"
+#include "scheduler/speculation/draft_model.h"
 #include "server/session/served_model.h"
 
 namespace treadle {
@@ -37,13 +38,13 @@ struct SchedulingOptions {
 
 class ServingStack {
  public:
-  // `model` says how many pages of which size the engine has.
-  static absl::StatusOr<std::unique_ptr<ServingStack>> Create(ServedModel model,
-                                                              std::unique_ptr<Engine> engine,
-                                                              const SchedulingOptions& options);
+  // `model` says how many pages of which size the engine has. `draft`: not started; may be null.
+  static absl::StatusOr<std::unique_ptr<ServingStack>> Create(
+      ServedModel model, std::unique_ptr<Engine> engine, const SchedulingOptions& options,
+      std::unique_ptr<DraftModel> draft = nullptr);
   ~ServingStack();  // stops
 
-  absl::Status Start() { return loop_->Start(); }
+  absl::Status Start();
   // Refuses new requests and waits until all accepted ones ended; false if `deadline` came first.
   bool Drain(Clock::time_point deadline);
   // Ends what is left with `status`. Idempotent.
@@ -68,11 +69,12 @@ class ServingStack {
 
  private:
   ServingStack(ServedModel model, std::unique_ptr<Engine> engine, std::unique_ptr<Policy> policy,
-               const SchedulingOptions& options);
+               const SchedulingOptions& options, std::unique_ptr<DraftModel> draft);
 
   const ServedModel model_;
   const SchedulingOptions options_;
   const std::unique_ptr<Engine> engine_;
+  const std::unique_ptr<DraftModel> draft_;
   const std::unique_ptr<Policy> policy_;
   const std::unique_ptr<KvEventLog> kv_events_;
   KvSlotManager kv_;  // the loop's

@@ -14,9 +14,9 @@
 namespace treadle {
 
 // Where guesses of a request's next tokens come from.
-enum class Speculate : uint8_t { kOff, kNgram };
-inline constexpr Choice<Speculate> kSpeculate[] = {{"off", Speculate::kOff},
-                                                   {"ngram", Speculate::kNgram}};
+enum class Speculate : uint8_t { kOff, kNgram, kDraft };
+inline constexpr Choice<Speculate> kSpeculate[] = {
+    {"off", Speculate::kOff}, {"ngram", Speculate::kNgram}, {"draft", Speculate::kDraft}};
 
 struct Guess {
   int32_t token = 0;
@@ -30,6 +30,9 @@ class Drafter {
   virtual void Append(int32_t token) = 0;
   // At most `count` tokens that may follow each other now, of falling probability.
   virtual std::vector<Guess> Next(int32_t count) const = 0;
+  // The probability that a guess is right which a draft model would make if it were asked
+  // (draft_model.h); 0: there is none, or what Next gives is as good.
+  virtual double Promise() const { return 0; }
 };
 
 // Makes a drafter for a sequence of a request, with the tokens that it has.

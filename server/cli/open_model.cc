@@ -31,6 +31,7 @@
 #include "models/tensor_parallel.h"
 #include "models/text/tokenizer_json.h"
 #include "server/cli/daemon.h"
+#include "server/cli/models/open_draft_model.h"
 #include "server/cli/rank_devices.h"
 #include "server/cli/workers/worker_supervisor.h"
 #include "server/flag_values.h"
@@ -390,7 +391,9 @@ absl::StatusOr<CheckedModel> CheckModel(const ServeOptions& given) {
   options.max_batch_tokens = BatchTokens(options, devices.cuda());
   if (options.max_context == 0) options.max_context = config.context;
   TREADLE_RETURN_IF_ERROR(CheckWeightsFit(*checkpoint, options, devices, options.max_context));
-  return CheckedModel{std::move(checkpoint), std::move(devices), std::move(options), sampling};
+  TREADLE_ASSIGN_OR_RETURN(auto draft, CheckDraftModel(options, *checkpoint));
+  return CheckedModel{std::move(checkpoint), std::move(draft), std::move(devices),
+                      std::move(options), sampling};
 }
 
 absl::StatusOr<OpenedModel> OpenModel(const ServeOptions& options,
@@ -401,7 +404,7 @@ absl::StatusOr<OpenedModel> OpenModel(const ServeOptions& options,
 
 absl::StatusOr<OpenedModel> OpenModel(const CheckedModel& checked,
                                       std::function<void(double)> progress, const LogSink& log) {
-  const auto& [checkpoint, devices, options, sampling] = checked;
+  const auto& [checkpoint, draft, devices, options, sampling] = checked;
   const ModelConfig& config = checkpoint->config();
   OpenedModel opened;
   opened.max_batch_tokens = options.max_batch_tokens;
@@ -438,6 +441,11 @@ absl::StatusOr<OpenedModel> OpenModel(const CheckedModel& checked,
   if (options.prefix_cache_memory > kv_memory) {
     return InvalidArgument("--prefix-cache-memory is ", ShowBytes(options.prefix_cache_memory),
                            ", expected at most the K/V cache's ", ShowBytes(kv_memory));
+  }
+  if (draft) {
+    TREADLE_ASSIGN_OR_RETURN(OpenedDraft loaded, OpenDraftModel(*draft, options, opened.kv, log));
+    opened.draft = std::move(loaded.model);
+    AddNotice(loaded.notice, opened);
   }
   served.kv_pages = opened.kv.pages;
   served.paging = opened.kv.paging;

@@ -15,6 +15,7 @@
 #include "engine/memory_plan.h"
 #include "engine/record/recording.h"
 #include "models/checkpoints/checkpoint.h"
+#include "scheduler/speculation/draft_model.h"
 #include "server/cli/rank_devices.h"
 #include "server/configuration.h"
 #include "server/observe/log.h"
@@ -25,7 +26,8 @@ namespace treadle {
 
 struct OpenedModel {
   ServedModel served;
-  std::unique_ptr<Engine> engine;  // not started
+  std::unique_ptr<Engine> engine;     // not started
+  std::unique_ptr<DraftModel> draft;  // null: there is none
   KvMemoryPlan kv;
   uint64_t weight_bytes = 0;     // packed, in memory
   int64_t max_batch_tokens = 0;  // the options', auto resolved
@@ -40,6 +42,7 @@ struct OpenedModel {
 // A checkpoint and options that go together, on this machine; nothing is loaded yet.
 struct CheckedModel {
   std::shared_ptr<const Checkpoint> checkpoint;
+  std::shared_ptr<const Checkpoint> draft;  // null: no draft model
   RankDevices devices;
   ServeOptions options;  // max_batch_tokens and max_context resolved
   std::optional<SamplingParameters> sampling_defaults;

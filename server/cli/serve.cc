@@ -232,9 +232,9 @@ absl::StatusOr<int> Serve(const ServeOptions& options, std::string configuration
       signals.Interrupt();
     };
   }
-  TREADLE_ASSIGN_OR_RETURN(
-      std::unique_ptr<ServingStack> stack,
-      ServingStack::Create(std::move(opened.served), std::move(opened.engine), scheduling));
+  TREADLE_ASSIGN_OR_RETURN(std::unique_ptr<ServingStack> stack,
+                           ServingStack::Create(std::move(opened.served), std::move(opened.engine),
+                                                scheduling, std::move(opened.draft)));
   std::unique_ptr<LedgerFile> ledger_file;
   Metrics metrics(stack->model().name, stack->pool());
   metrics.AddCounter("treadle:log_lines_dropped_total",

@@ -287,8 +287,12 @@ absl::Status ReadConstraint(const std::optional<Constraint>& asked, const Served
 
 absl::StatusOr<Speculate> ReadSpeculate(const std::string& word, Speculate unsaid) {
   if (word.empty()) return unsaid;
-  if (const auto value = ValueOf(kSpeculate, word)) return *value;
-  return InvalidArgument("speculate is '", Cut(Printable(word), 64), "', expected off or ngram");
+  const bool draft = unsaid == Speculate::kDraft;  // the server has such a model
+  const auto value = ValueOf(kSpeculate, word);
+  if (value && (*value != Speculate::kDraft || draft)) return *value;
+  return InvalidArgument("speculate is '", Cut(Printable(word), 64), "', expected off",
+                         draft ? ", ngram or draft" : " or ngram",
+                         value ? " (this server has no draft model)" : "");
 }
 
 }  // namespace

@@ -63,14 +63,29 @@ LoopHarness::LoopHarness(const HarnessOptions& o)
       engine(o.engine),
       kv(o.engine.total_pages, o.engine.paging(),
          o.prefix_cache ? o.engine.total_pages : PageCounts()),
-      pool(o.max_queue),
-      policy(Policy::Create(o.policy).value()) {
+      policy(Policy::Create(o.policy).value()),
+      pool(o.max_queue) {
   ServingLoop::Options loop_options;
   loop_options.limits = o.limits;
   loop_options.max_ttft = o.max_ttft;
   loop_options.recover = o.recover;
   loop_options.give_up = o.give_up;
   loop_options.drafter = o.drafter;
+  if (o.draft_engine) {
+    auto made = std::make_unique<FakeEngine>(*o.draft_engine);
+    draft_engine = made.get();
+    draft_engine->SetTimings({.compute = 1e-3});  // of the loop's engine nothing is known
+    draft_model = std::make_unique<DraftModel>(
+        std::move(made), DraftModel::Options{.pages = o.draft_engine->total_pages,
+                                             .paging = o.draft_engine->paging(),
+                                             .context = o.draft_context,
+                                             .max_batch_tokens = o.draft_engine->max_batch_tokens,
+                                             .on_failure = [this](const absl::Status& why) {
+                                               draft_failures.push_back(why);
+                                             }});
+    TREADLE_CHECK(draft_model->Start().ok());
+    loop_options.draft_model = draft_model.get();
+  }
   loop = std::make_unique<LoopCore>(engine, kv, pool, *policy, ledger, clock, loop_options);
   const absl::Status started = engine.Start([this] { pool.Wake(); });
   TREADLE_CHECK(started.ok());
@@ -145,6 +160,13 @@ std::vector<std::string> LoopHarness::Mistakes() const {
   }
   if (!live && engine.running_plans() == 0 && held_pages() != 0) {
     mistakes.push_back(Str(held_pages(), " pages are held by nobody"));
+  }
+  if (draft_model) {
+    std::ranges::copy(draft_engine->violations(), std::back_inserter(mistakes));
+    const KvCapacity capacity = draft_model->capacity();
+    if (!live && engine.running_plans() == 0 && capacity.free_pages != capacity.total_pages) {
+      mistakes.push_back("pages of the draft model are held by nobody");
+    }
   }
   return mistakes;
 }

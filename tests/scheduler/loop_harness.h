@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -44,6 +45,8 @@ struct HarnessOptions {
   bool prefix_cache = true;
   std::function<void(const absl::Status&)> give_up;
   MakeDrafter drafter = MakeNgramDrafter;
+  std::optional<FakeEngineOptions> draft_engine;  // of a draft model; unset: there is none
+  int64_t draft_context = 1 << 20;
 };
 
 // An OracleDrafter by the fake engine's reference.
@@ -77,10 +80,13 @@ class LoopHarness {
   FakeEngine engine;
   FakeClock clock;
   KvSlotManager kv;
-  RequestPool pool;
   Ledger ledger{1 << 16};
   std::unique_ptr<Policy> policy;
   std::vector<std::unique_ptr<Client>> clients;
+  FakeEngine* draft_engine = nullptr;  // the draft model's
+  std::unique_ptr<DraftModel> draft_model;
+  std::vector<absl::Status> draft_failures;
+  RequestPool pool;  // its requests use the draft model
   std::unique_ptr<LoopCore> loop;
   std::map<SequenceId, uint64_t> seeds;  // of the sequences in TakePlanNames
 

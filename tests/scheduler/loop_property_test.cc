@@ -9,6 +9,7 @@
 #include <set>
 
 #include "base/status.h"
+#include "kernels/op_cases/instrumented.h"
 #include "kernels/op_cases/random.h"
 #include "tests/scheduler/loop_harness.h"
 
@@ -44,6 +45,19 @@ HarnessOptions RandomOptions(Random& random, const std::string& policy) {
   options.engine.tenants = static_cast<uint64_t>(1 + random.Below(3));
   options.prefix_cache = random.Below(4) > 0;
   options.drafter = MakeOracleDrafter;
+  FakeEngineOptions& draft = options.draft_engine.emplace();  // perhaps too small for all
+  draft.drafts = true;
+  draft.depth = static_cast<int>(1 + random.Below(4));
+  draft.page_size = 1 + random.Below(5);
+  draft.total_pages = 8 + random.Below(60);
+  draft.max_batch_tokens = options.limits.max_batch_tokens;
+  if (random.Below(2) == 0) {
+    draft.window = 2 + random.Below(12);
+    draft.total_pages[PageKind::kWindow] = 8 + random.Below(60);
+  }
+  draft.wrong_every = 4;
+  draft.tenants = options.engine.tenants;
+  options.draft_context = 8 + random.Below(40);
   const int64_t logged = random.Below(3);  // nothing, about half of the pages, or all
   options.engine.replay_pages = options.engine.total_pages[PageKind::kWhole] * logged / 2;
   return options;
@@ -81,7 +95,7 @@ RequestSpec RandomSpec(Random& random, const LoopHarness& harness, uint64_t seed
   }
   if (random.Below(4) == 0) spec.prompt_logprobs = 0;
   if (random.Below(4) == 0) spec.sampling.repetition_penalty = 1.5f;
-  if (random.Below(2) == 0) spec.speculate = Speculate::kNgram;
+  spec.speculate = kSpeculate[random.Below(std::ssize(kSpeculate))].value;
   if (random.Below(6) == 0) {
     spec.deadline = harness.clock.Now() + std::chrono::milliseconds(random.Below(60));
   }
@@ -270,7 +284,9 @@ struct Case {
 class LoopProperties : public testing::TestWithParam<Case> {};
 
 TEST_P(LoopProperties, HoldOverRandomHistories) {
-  for (uint64_t seed = 0; seed < 4000; ++seed) {
+  // No threads are in it.
+  constexpr uint64_t kHistories = kThreadSanitized ? 200 : 4000;
+  for (uint64_t seed = 0; seed < kHistories; ++seed) {
     ASSERT_THAT(RunHistory(seed, GetParam().policy, GetParam().weather), IsEmpty())
         << "seed " << seed;
   }

@@ -205,6 +205,64 @@ TEST_P(Reuse, AnswersAreThoseWithoutIt) {
   }
 }
 
+// A draft model guesses what it would say itself, whatever was said instead of its guesses.
+TEST(DraftModelOfAnEngine, GuessesWhatItWouldSay) {
+  const EngineKind kind = EngineKinds().front();  // one rank of this process
+  const TestFolder folder;
+  for (const auto& [architecture, window] : {std::pair("llama", 0), std::pair("gemma3", 0)}) {
+    SCOPED_TRACE(architecture);
+    TinyModelOptions options;
+    options.window = window;
+    const std::string path =
+        *WriteTinyGguf(*FindArchitecture(architecture), folder.path(), options);
+    Server server(kind, path, false, {});
+    const KvPaging paging =
+        KvPaging::Of((*Checkpoint::Open(path))->config(), kPageSize, kBatchTokens);
+    const PageCounts pages = {kPages, paging.ring > 0 ? kPages : 0};
+    DraftModel model(MakeEngine(kind, path,
+                                {.max_batch_tokens = kBatchTokens,
+                                 .page_size = kPageSize,
+                                 .kv_pages = pages,
+                                 .depth = 3}),
+                     {.pages = pages,
+                      .paging = paging,
+                      .context = options.context,
+                      .max_batch_tokens = kBatchTokens});
+    ASSERT_EQ(model.Start(), absl::OkStatus());
+    Random random(3);
+    for (int i = 0; i < 6; ++i) {
+      Request request;
+      for (int64_t k = 0; k < 50; ++k) {
+        request.spec.prompt.push_back(static_cast<int32_t>(random.Below(TinyVocabulary())));
+      }
+      request.spec.max_new_tokens = 60;
+      request.spec.sampling = {.temperature = i % 2 == 0 ? 0.0f : 1.0f, .seed = 5};
+      Sequence sequence;
+      sequence.output = {7};
+      const std::unique_ptr<Drafter> drafter = model.Make(request, sequence);
+      std::vector<int32_t> said = request.spec.prompt;
+      said.push_back(7);
+      const std::vector<DraftModel::Wanted> wanted = {{drafter.get(), 5}};
+      model.Draft(wanted);  // the prompt is longer than an iteration
+      for (int round = 0; round < 6; ++round) {
+        model.Draft(wanted);
+        RequestSpec asked = request.spec;
+        asked.prompt = said;
+        asked.max_new_tokens = 5;
+        std::vector<int32_t> guesses;
+        for (const Guess& guess : drafter->Next(5)) guesses.push_back(guess.token);
+        ASSERT_EQ(guesses, Await(server.Submit(asked)).tokens) << i << ", " << round;
+        guesses.resize(static_cast<size_t>(random.Below(6)));
+        guesses.push_back(static_cast<int32_t>(random.Below(TinyVocabulary())));
+        for (const int32_t token : guesses) {
+          drafter->Append(token);
+          said.push_back(token);
+        }
+      }
+    }
+  }
+}
+
 // Emulated GPUs would take minutes; PlanDriver takes sequences from the cache there, too.
 std::vector<EngineKind> Kinds() {
   std::vector<EngineKind> kinds = EngineKinds();

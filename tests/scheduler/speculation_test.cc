@@ -158,7 +158,7 @@ size_t DraftOf(double probability, int batch, int64_t most, int32_t max_new = 10
     if (i == 0) sequence.drafter = std::make_shared<Sure>(probability);
     selection.push_back({&request, 1});
   }
-  speculation.Choose(selection);
+  speculation.Choose(selection, /*model_may_run=*/true);
   return requests[0]->sequences[0].draft.size();
 }
 

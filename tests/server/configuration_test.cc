@@ -37,7 +37,7 @@ TEST(Configuration, FlagsReachTheirFields) {
             "--plan-forwarding late --data-plane gloo "
             "--on-worker-loss fail --drain-timeout 500ms --stream-stall-timeout 2m --ledger-file "
             "l.jsonl --http-allow-origin https://A.example,http://b:3000 --log-format json "
-            "--log-level error --log-file l.log --log-requests off",
+            "--log-level error --log-file l.log --log-requests off --speculate draft:d:1.gguf",
             options),
       "");
   EXPECT_EQ(options.model, "m.gguf");
@@ -66,6 +66,8 @@ TEST(Configuration, FlagsReachTheirFields) {
   EXPECT_EQ(options.log_level, Severity::kError);
   EXPECT_EQ(options.log_file, "l.log");
   EXPECT_FALSE(options.log_requests);
+  EXPECT_EQ(options.speculate, Speculate::kDraft);
+  EXPECT_EQ(options.draft_model, "d:1.gguf");
   EXPECT_TRUE(CheckServeOptions(options).ok());
 }
 
@@ -106,6 +108,8 @@ TEST(Configuration, ABadFlagSaysNameValueAndExpectation) {
       {"--listen 50051", "address is '50051', expected host:port"},
       {"--metrics-listen 127.0.0.1:99999", "address is '127.0.0.1:99999', expected host:port"},
       {"--engine-depth 3", "--engine-depth: is '3', expected a whole number from 1 to 2"},
+      {"--speculate draft", "--speculate: is 'draft', expected off, ngram or draft:MODEL"},
+      {"--speculate draft:", "--speculate: is 'draft:', expected off, ngram or draft:MODEL"},
       {"--page-size 24", "--page-size: is '24', expected a power of two from 16 to 4096"},
       {"--tensor-parallel 0", "--tensor-parallel: is '0', expected a whole number from 1 to 64"},
       {"--pipeline-parallel x", "--pipeline-parallel: is 'x', expected a whole number from 1"},

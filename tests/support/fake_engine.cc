@@ -391,7 +391,9 @@ StepResult FakeEngine::RunStep(const IterationPlan& plan, int32_t index) {
   if (std::exchange(live.stepped, true)) Violation(Str("two steps of ", step.sequence));
   // A masked step may have been excused: its row runs again, and what it sampled is dropped.
   const bool masked = std::ranges::any_of(step.outputs, &RowOutput::masked);
-  if (masked && !step.tokens.empty() && step.first_position < live.next_position) {
+  // A draft model goes on after what the other one sampled.
+  const bool back = step.first_position < live.next_position + (options_.drafts ? 1 : 0);
+  if ((masked || options_.drafts) && !step.tokens.empty() && back) {
     live.next_position = step.first_position;
     live.previous_sample = -1;
   }
@@ -446,6 +448,9 @@ RowResult FakeEngine::RunRow(const Live& live, const RowOutput& asked, int64_t p
   if (asked.hidden) result.hidden = EmbeddingOf(chain);
   if (!asked.sample) return result;
   result.token = NextToken(chain, live.start, position + 1);
+  if (options_.wrong_every > 0 && Mix(chain, kRoot) % options_.wrong_every == 0) {
+    result.token = (result.token + 1) % FakeEngine::kVocab;
+  }
   for (size_t i = 0; allowed != nullptr && i < kVocab; ++i) {
     if ((allowed[result.token / 32] >> (result.token % 32) & 1) != 0) break;
     result.token = static_cast<int32_t>((result.token + 1) % kVocab);

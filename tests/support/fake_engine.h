@@ -42,6 +42,8 @@ struct FakeEngineOptions {
   bool manual = false;          // plans complete by Complete(), else as soon as they are submitted
   bool manual_restart = false;  // the next epoch stands by FinishRestart(), else at once
   bool record = false;          // keep the plans
+  bool drafts = false;          // it is a draft model's: its samples are guesses
+  uint64_t wrong_every = 0;     // 1 of so many tokens is not the reference's; 0: none
   uint64_t tenants = 1;         // seed % tenants is who asks: nobody reads what another one wrote
 
   KvPaging paging() const {

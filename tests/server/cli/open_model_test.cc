@@ -107,6 +107,38 @@ TEST_F(NumericsKey, WhatTheAuthorsRecommendToSampleWithIsInIt) {
   EXPECT_NE(open()->served.fingerprint, recommended->served.fingerprint);
 }
 
+TEST_F(NumericsKey, ADraftModelChangesNothingAndHasTheSameVocabulary) {
+  const std::string path = Write();
+  const std::string key = Of();
+  const auto draft = [](const std::string& model) {
+    return [model](ServeOptions& o) {
+      o.speculate = Speculate::kDraft;
+      o.draft_model = model;
+    };
+  };
+  EXPECT_EQ(Of(draft(path)), key);
+  ServeOptions options;
+  options.model = path;
+  const auto refusal = [&](const std::string& model) {
+    draft(model)(options);
+    return std::string(CheckModel(options).status().message());
+  };
+  EXPECT_THAT(refusal(path + "-none"), testing::StartsWith("--speculate draft: "));
+  const std::string other = folder_ + "/other";
+  std::filesystem::create_directories(other);
+  TinyModelOptions without;
+  without.tokenizer = false;
+  EXPECT_THAT(refusal(*WriteTinyLlamaGguf(other, without)),
+              testing::HasSubstr("only the served model has a tokenizer; expected the vocabulary"));
+  const std::string folder = *WriteTinyLlamaFolder(other, {});
+  std::ifstream in(folder + "/tokenizer.json");
+  std::string text((std::istreambuf_iterator<char>(in)), {});
+  for (size_t at; (at = text.find("<|im_start|>")) != text.npos;) text.replace(at, 12, "<|begin|>");
+  std::ofstream(folder + "/tokenizer.json") << text;
+  EXPECT_THAT(refusal(folder), testing::HasSubstr("is '<|begin|>', the served model's "
+                                                  "'<|im_start|>'; expected the vocabulary of"));
+}
+
 // Refused before anything is loaded or started, with what would fit.
 TEST_F(NumericsKey, ACacheThatIsLargerThanTheMemoryIsRefused) {
   ServeOptions options;
