@@ -63,8 +63,8 @@ TEST(Documentation, MigrationNamesFlagsThatAreThere) {
   const std::string page = ReadText(kRoot / "docs/migration.md");
   size_t found = 0;
   for (const auto& row : RowsOf("migration.md")) {
-    for (const std::string& flag : row.size() < 3 ? std::vector<std::string>()
-                                                  : Found(row[1], "`(--[a-z-]+)`")) {
+    for (const std::string& flag :
+         row.size() < 3 ? std::vector<std::string>() : Found(row[1], "`(--[a-z-]+)`")) {
       EXPECT_NE(table.find("\"" + flag + "\""), std::string::npos) << flag;
       ++found;
     }
@@ -100,7 +100,8 @@ TEST(Documentation, ModelsHasTheFamiliesThatAreThere) {
   std::set<std::string> classes, names, documented_classes, documented_names;
   for (const Architecture& architecture : Architectures()) {
     names.emplace(architecture.GgufName());
-    classes.insert(architecture.config_json.classes.begin(), architecture.config_json.classes.end());
+    classes.insert(architecture.config_json.classes.begin(),
+                   architecture.config_json.classes.end());
   }
   for (const auto& row : RowsOf("models.md", "Families")) {
     if (row.size() < 4 || row[1].find('`') == std::string::npos) continue;
@@ -118,8 +119,8 @@ TEST(Documentation, ModelsHasTheFamiliesThatAreThere) {
 TEST(Documentation, ModelsAndApiHaveTheSyntaxesThatAreThere) {
   const std::string models = ReadText(kRoot / "docs/models.md");
   const std::string api = ReadText(kRoot / "docs/api.md");
-  const auto formats = Found(ReadText(kRoot / "server/openai/tools/tool_calls.cc"),
-                             "\\{\\.name = \"([^\"]+)\"");
+  const auto formats =
+      Found(ReadText(kRoot / "server/openai/tools/tool_calls.cc"), "\\{\\.name = \"([^\"]+)\"");
   EXPECT_GT(formats.size(), 5u);
   for (const std::string& name : formats) EXPECT_NE(api.find(name), std::string::npos) << name;
   const auto marks =
