@@ -13,9 +13,9 @@
 #   make fuzz TIME=60    libFuzzer on what parses bytes from outside, TIME seconds each; TARGETS="gguf requests"
 #   make soak TIME=60    random load and random faults for TIME seconds; PRESET=tsan: under a sanitizer; SEED=1
 #   make deploy-check    the chart, dashboards and configurations of deploy/, with real tools
-#   make http-check      clients that are not ours: OpenAI's, Anthropic's, LangChain, the agents SDK, a gateway with three
-#                        replicas, JSON-Schema's test suite, and for the page a browser
-#   make chart-flags     what the chart knows of the flags of serve, written from their table
+#   make http-check      clients that are not ours: OpenAI's, Anthropic's, LangChain, Instructor, the agents SDK, a gateway
+#                        with three replicas, JSON-Schema's test suite, and for the page a browser
+#   make chart-flags     what the chart knows of the flags of serve, its README, and the page of metrics, written
 #   make format          clang-format every source in place
 
 SHELL := /bin/bash
@@ -102,8 +102,9 @@ http-check: build
 
 chart-flags: packages
 	@[ -f $(BUILD)/build.ninja ] || cmake --preset release
-	@cmake --build --preset release -j $(JOBS) --target server_unit_test
+	@cmake --build --preset release -j $(JOBS) --target server_unit_test log_binary_test
 	@TREADLE_WRITE_CHART=1 $(BUILD)/tests/server/server_unit_test --gtest_brief=1 --gtest_filter='ChartFlags.*'
+	@TREADLE_WRITE_CHART=1 $(BUILD)/tests/server/cli/log_binary_test --gtest_brief=1 --gtest_filter='*PageOfMetrics*'
 
 format:
 	@git ls-files '*.h' '*.cc' '*.cu' | xargs clang-format -i

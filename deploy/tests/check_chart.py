@@ -19,7 +19,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 CHART = os.path.join(HERE, "..", "helm", "treadle")
 KUBERNETES = "1.33"
 # Kinds that Kubernetes itself does not have; their pod templates are validated as Pods.
-CUSTOM = {"LeaderWorkerSet", "ServiceMonitor", "ScaledObject", "InferencePool"}
+CUSTOM = {"LeaderWorkerSet", "ServiceMonitor", "ScaledObject", "InferencePool", "HTTPRoute"}
 MARKER = "--no-such-flag"
 
 
@@ -118,6 +118,15 @@ def check_command(binary, args):
     return None if code == 2 and output.startswith(expected) else output.strip()
 
 
+def backends(document):
+    """The Services and their ports to which an Ingress or an HTTPRoute leads."""
+    for rule in document["spec"]["rules"] if document["kind"] in ("Ingress", "HTTPRoute") else []:
+        for reference in rule.get("backendRefs", []):
+            yield reference["name"], reference["port"]
+        for path in rule.get("http", {}).get("paths", []):
+            yield path["backend"]["service"]["name"], path["backend"]["service"]["port"]["name"]
+
+
 def check_good(helm, path, crds, commands):
     code, output = run(helm, "lint", "--strict", CHART, "--values", path)
     if code != 0:
@@ -136,7 +145,12 @@ def check_good(helm, path, crds, commands):
         yield f"two objects of one name: {names}"
     labels = [template["metadata"]["labels"] for document in documents
               for template in pod_templates(document)]
+    ports = {(document["metadata"]["name"], port[key]) for document in documents if document["kind"] == "Service"
+             for port in document["spec"]["ports"] for key in ("name", "port") if key in port}
     for document in documents:
+        for backend in backends(document):
+            if backend not in ports:
+                yield f"{document['kind']} leads to {backend}, which no Service has"
         try:
             validate(document, crds)
         except Exception as error:  # the validators' exceptions share no base class

@@ -66,7 +66,8 @@ std::string CorsLines(const HttpRequest& request, const std::vector<std::string>
   const std::string* const entry = origin.empty() ? nullptr : Allowed(origin, allowed);
   if (entry == nullptr) return "";
   return "\r\nAccess-Control-Allow-Origin: " + *entry +
-         "\r\nAccess-Control-Expose-Headers: X-Request-Id, Retry-After\r\nVary: Origin";
+         "\r\nAccess-Control-Expose-Headers: X-Request-Id, X-Request-Number, Retry-After\r\nVary: "
+         "Origin";
 }
 
 HttpResponse PreflightAnswer(const HttpRequest& request, const std::string& methods) {

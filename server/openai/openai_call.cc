@@ -1,6 +1,7 @@
 #include "server/openai/openai_call.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <ctime>
 #include <optional>
@@ -137,6 +138,7 @@ class Call final : public std::enable_shared_from_this<Call> {
 
   HttpResponse Told(HttpResponse response) const {
     response.headers.push_back({api_->id_header(), id_});
+    if (number_ != 0) response.headers.push_back({"X-Request-Number", Str(number_)});
     return response;
   }
 
@@ -236,6 +238,7 @@ class Call final : public std::enable_shared_from_this<Call> {
   bool Write(Prompt& prompt, size_t index, const SessionEvent& event) ABSL_LOCKS_EXCLUDED(mutex_) {
     MutexLock lock(mutex_);
     const bool last = event.end != nullptr && Ended();
+    if (event.prompt != nullptr && index == 0) number_ = event.prompt->number;
     if (over_) return true;
     if (answer_->Add(index, event)) prompt.EndCandidate(event.output->candidate);
     over_ = last;
@@ -330,6 +333,7 @@ class Call final : public std::enable_shared_from_this<Call> {
   const size_t body_bytes_;
   const std::shared_ptr<HttpReply> reply_;
   Clock::time_point deadline_ = Clock::time_point::max();
+  std::atomic<RequestId> number_ = 0;  // of the first prompt, in the ledger; 0: none yet
 
   Mutex mutex_;
   std::shared_ptr<const OpenAiRequest> request_ ABSL_GUARDED_BY(mutex_);

@@ -104,6 +104,21 @@ absl::StatusOr<std::string> Detokenize(const ServedModel& model, size_t most,
   return R"({"prompt":)" + JsonString(text) + "}";
 }
 
+// vLLM's answer of this name, for clients that render and tokenize by the server.
+absl::StatusOr<std::string> TokenizerInfo(const ServedModel& model) {
+  if (!model.tokenizer) return NoTokenizer();
+  const TokenizerSpec& spec = model.tokenizer->spec();
+  std::string info =
+      R"({"chat_template":)" +
+      (model.chat_template ? JsonString(model.chat_template->source()) : std::string("null"));
+  for (const auto& [name, id] :
+       {std::pair("bos_token", spec.bos), std::pair("eos_token", spec.eos),
+        std::pair("pad_token", spec.padding), std::pair("unk_token", spec.unknown)}) {
+    info += Str(",\"", name, "\":", id < 0 ? "null" : JsonString(spec.tokens[id].text));
+  }
+  return info + "}";
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<HttpServer>> StartOpenAi(const std::string& listen,
@@ -144,6 +159,7 @@ absl::StatusOr<std::unique_ptr<HttpServer>> StartOpenAi(const std::string& liste
            [&model, most = options.body_bytes](std::string_view body) {
              return Detokenize(model, most, body);
            }),
+      Get("/tokenizer_info", sessions, [&model] { return TokenizerInfo(model); }),
       ProbeRoute("/health", health, Probe::kLive),
       ProbeRoute("/ready", health, Probe::kReady)};
   for (const std::string& name : names) {

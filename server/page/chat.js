@@ -1,6 +1,8 @@
 // The conversation: sends it with every question, shows the answer as it streams, and how fast.
 
+import { copyText, Markdown } from "./markdown.js";
 import { apiKey, element, eventsOf, request, servedModel } from "./server.js";
+import { markOwn } from "./watch.js";
 
 let turns = [];  // {role, content}, as the next request repeats them
 let running = null;  // AbortController of the answer that streams
@@ -40,13 +42,8 @@ function showCurl(asked) {
 }
 
 element("curl-copy").addEventListener("click", async () => {
-  try {
-    await navigator.clipboard.writeText(element("curl-text").textContent);
-    element("curl-copied").textContent = "Copied.";
-  } catch {  // pages that came without TLS from another machine may not
-    getSelection().selectAllChildren(element("curl-text"));
-    element("curl-copied").textContent = "Selected: copy it with Ctrl+C.";
-  }
+  const shown = element("curl-text");
+  element("curl-copied").textContent = `${await copyText(shown.textContent, shown)}.`;
 });
 
 // -- what is shown --------------------------------------------------------------------------------
@@ -78,8 +75,9 @@ function fail(message, error) {
 }
 
 /** One line of numbers about an answer, with the button for its request. */
-function addNumbers(message, asked, { began, first, last, pieces, usage, finish }) {
+function addNumbers(message, asked, { began, number, first, last, pieces, usage, finish }) {
   const numbers = [];
+  if (number) numbers.push(`request ${number}`);
   if (usage) numbers.push(`${usage.prompt_tokens} + ${usage.completion_tokens} tokens`);
   if (first) {
     numbers.push(`first after ${Math.round(first - began)} ms`);
@@ -110,32 +108,74 @@ function setRunning(controller) {
 
 // -- an answer ------------------------------------------------------------------------------------
 
+/** An answer on its way: its reasoning, folded, and what it says, as Markdown unless it continues a text. */
+class Shown {
+  said = "";
+  thought = "";
+
+  #text;
+  #markdown;  // null: plain text
+  #fold = null;  // the element of what was thought
+  #due = 0;
+
+  constructor(text, isChat) {
+    this.#text = text;
+    this.#markdown = isChat ? new Markdown(text) : null;
+  }
+
+  add(said, thought) {
+    this.said += said ?? "";
+    this.thought += thought ?? "";
+    this.#due ||= requestAnimationFrame(() => this.draw());
+  }
+
+  draw() {
+    cancelAnimationFrame(this.#due);
+    this.#due = 0;
+    const atEnd = messages.scrollHeight - messages.scrollTop - messages.clientHeight < 40;
+    if (this.thought) this.#drawThought();
+    if (this.#markdown) this.#markdown.show(this.said);
+    else this.#text.textContent = this.said;
+    if (atEnd) messages.scrollTop = messages.scrollHeight;
+  }
+
+  #drawThought() {
+    if (!this.#fold) {
+      this.#fold = add("details", "thought", "");
+      this.#fold.append(add("summary", "", ""), add("div", "", ""));
+      this.#text.before(this.#fold);
+    }
+    this.#fold.firstChild.textContent = this.said ? "Reasoning" : "Reasoning …";
+    this.#fold.lastChild.textContent = this.thought;
+  }
+}
+
 async function answer() {
   const own = turns;  // "New chat" begins others
   const { message, text } = addMessage("assistant");
   message.setAttribute("aria-busy", "true");  // to be read when it is whole
   const controller = new AbortController();
   setRunning(controller);
-  const shown = document.createTextNode("");
-  text.append(shown);
   const numbers = { began: performance.now(), pieces: 0 };
-  let asked = null;
+  let asked = null, shown = null;
   try {
-    asked = question(await servedModel());
+    const model = await servedModel();
+    shown = new Shown(text, model.has_chat_template);
+    asked = question(model);
     const response = await request(asked.path, { body: asked.body, signal: controller.signal });
+    numbers.number = Number(response.headers.get("X-Request-Number"));
+    if (numbers.number) markOwn(numbers.number);
     for await (const event of eventsOf(response)) {
       if (event.usage) numbers.usage = event.usage;
       const choice = event.choices[0];
       if (!choice) continue;
       numbers.finish = choice.finish_reason ?? numbers.finish;
-      const piece = choice.delta ? choice.delta.content : choice.text;
-      if (!piece) continue;
+      const piece = choice.delta ? choice.delta.content : choice.text, thought = choice.delta?.reasoning_content;
+      if (!piece && !thought) continue;
       numbers.last = performance.now();
       numbers.first ??= numbers.last;
       ++numbers.pieces;
-      const atEnd = messages.scrollHeight - messages.scrollTop - messages.clientHeight < 40;
-      shown.appendData(piece);
-      if (atEnd) messages.scrollTop = messages.scrollHeight;
+      shown.add(piece, thought);
     }
   } catch (error) {
     if (error.name !== "AbortError") {
@@ -143,9 +183,10 @@ async function answer() {
       fail(message, error);
     }
   }
+  shown?.draw();
   message.removeAttribute("aria-busy");
-  if (shown.data) {
-    own.push({ role: "assistant", content: shown.data });
+  if (shown?.said) {
+    own.push({ role: "assistant", content: shown.said });
   } else {  // the question can be sent again
     const { content } = own.pop();
     if (own === turns) element("prompt").value ||= content;
@@ -174,6 +215,13 @@ element("prompt").addEventListener("keydown", (event) => {
   element("ask").requestSubmit();
 });
 
+for (const example of document.querySelectorAll("#hint button")) {
+  example.addEventListener("click", () => {
+    element("prompt").value = example.textContent;
+    element("ask").requestSubmit();
+  });
+}
+
 element("stop").addEventListener("click", () => running?.abort());
 element("chat").addEventListener("keydown", (event) => {
   if (event.key === "Escape") running?.abort();
@@ -196,11 +244,20 @@ function showDefaults(defaults) {
   }
 }
 
-servedModel().then((model) => {
-  element("model").textContent = model.id;
-  if (model.sampling_defaults) showDefaults(model.sampling_defaults);
-  document.title = `Treadle: ${model.id}`;
-  if (!model.has_chat_template) {
-    element("hint").textContent = "This model has no chat template: it continues the text that you give.";
+async function showModel(again) {
+  try {
+    const model = await servedModel(again);
+    element("model").textContent = model.id;
+    if (model.sampling_defaults) showDefaults(model.sampling_defaults);
+    document.title = `Treadle: ${model.id}`;
+    if (!model.has_chat_template) {
+      element("hint").replaceChildren("This model has no chat template: it continues the text that you give.");
+    }
+  } catch (error) {
+    element("model").textContent = error.message;
   }
-}, (error) => { element("model").textContent = error.message; });
+}
+
+showModel();
+// A server that was away may have come back with another model; and one that asks for a key says nothing before.
+for (const name of ["back", "newkey"]) document.addEventListener(name, () => showModel(true));

@@ -11,11 +11,12 @@
 namespace treadle {
 namespace {
 
-// Nothing but the page's own files is loaded, nothing of it is sent elsewhere, and no other page
-// shows it in a frame.
+// Nothing but the page's own files is loaded, nothing of it is sent elsewhere, no other page shows
+// it in a frame, and no text, such as a model's answer, becomes elements or code.
 constexpr char kPolicy[] =
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'";
 
 HttpRoute FileRoute(const PageFile& file) {
   return {"GET", std::string(file.path), [&file](const HttpRequest& request, const auto& reply) {

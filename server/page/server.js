@@ -33,7 +33,12 @@ function askForKey(reason) {
     dialog.returnValue = "";
     dialog.addEventListener("close", () => {
       asking = null;
-      if (dialog.returnValue === "use") sessionStorage.setItem(kKey, element("key-value").value.trim());
+      if (dialog.returnValue === "use") {
+        sessionStorage.setItem(kKey, element("key-value").value.trim());
+        document.dispatchEvent(new Event("newkey"));
+      }
+      element("prompt").blur();  // Chromium 156 gives the focus back, and what is typed then goes nowhere
+      element("prompt").focus();
       resolve(dialog.returnValue === "use");
     }, { once: true });
     dialog.showModal();
@@ -41,18 +46,27 @@ function askForKey(reason) {
   return asking;
 }
 
+/** What came of `asked`; ServerError where a browser says only that it had no connection. */
+async function reached(asked, message) {
+  try {
+    return await asked;
+  } catch (error) {
+    throw error instanceof TypeError ? new ServerError(0, message) : error;
+  }
+}
+
 /**
- * GET, or POST of `body` as JSON. Gives a response that is ok; throws ServerError else, and what
- * fetch throws. Asks for an API key if the server does.
+ * GET, or POST of `body` as JSON. Gives a response that is ok; throws ServerError else, and AbortError.
+ * Asks for an API key if the server does.
  */
 export async function request(path, { body, signal } = {}) {
   for (;;) {
     const key = apiKey();
     const headers = key ? { Authorization: `Bearer ${key}` } : {};
     if (body) headers["Content-Type"] = "application/json";
-    const response = await fetch(path, {
+    const response = await reached(fetch(path, {
       method: body ? "POST" : "GET", headers, signal, body: body && JSON.stringify(body), cache: "no-store",
-    });
+    }), "the server does not answer");
     if (response.ok) return response;
     const error = await errorOf(response);
     if (response.status !== 401) throw error;
@@ -65,7 +79,7 @@ export async function* linesOf(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
-    const { value, done } = await reader.read();
+    const { value, done } = await reached(reader.read(), "the connection to the server broke");
     if (done) return;
     const lines = (rest + value).split("\n");
     rest = lines.pop();
@@ -83,9 +97,10 @@ export async function* eventsOf(response) {
   }
 }
 
-/** What /v1/models says of the one model. */
+/** What /v1/models says of the one model; `again`: now, not earlier. */
 let model = null;
-export function servedModel() {
+export function servedModel(again) {
+  if (again) model = null;
   model ??= request("v1/models").then(async (response) => (await response.json()).data[0]);
   model.catch(() => { model = null; });
   return model;

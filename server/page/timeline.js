@@ -9,6 +9,7 @@ export const kRows = 96;
 export const Phase = { none: 0, waiting: 1, prompt: 2, decode: 3, held: 4, mask: 7, begins: 8, ends: 16, breaks: 32 };
 
 const kEnded = 512;  // requests whose end is remembered: plans that were under way then name them once more
+const kOwn = 512;  // requests of the page that are remembered
 const kRateSeconds = 2;  // that rates are taken over
 
 export class Timeline {
@@ -30,6 +31,7 @@ export class Timeline {
   limits = { running_limit: 0, queue_limit: 0 };
   now = { time: 0, waiting: 0, running: 0, pages: 0, usedPages: 0 };
   rows = new Array(kRows).fill(null);  // who has it
+  own = new Set();  // numbers of the page's own requests, the last ones
 
   #live = new Map();  // by number: {row, ran, shown, prompt_tokens}
   #ended = new Map();  // by number: as the feed told it
@@ -80,6 +82,20 @@ export class Timeline {
       rates.iterations += 1 / kRateSeconds;
     }
     return rates;
+  }
+
+  addOwn(number) {
+    this.own.add(number);
+    if (this.own.size > kOwn) this.own.delete(this.own.values().next().value);
+  }
+
+  /** Who has a row before column `last`, or had it last since `first`; null: nobody. */
+  ownerBefore(last, row, first) {
+    for (let column = last - 1; column >= Math.max(first, this.count - kColumns, 0); --column) {
+      const cell = (column % kColumns) * kRows + row;
+      if (this.phase[cell] !== Phase.none) return this.request[cell];
+    }
+    return null;
   }
 
   /** If it is known; of a request that runs or ended not long ago. */

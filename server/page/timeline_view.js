@@ -37,7 +37,7 @@ export class TimelineView {
   /** To be called when the canvas' size or the page's colours may be others. */
   reset() {
     const style = getComputedStyle(this.#canvas);
-    for (const name of ["back", "text", "faint", "line", "waiting", "prompt", "decode", "held", "broken", "edge"]) {
+    for (const name of ["back", "faint", "line", "waiting", "prompt", "decode", "held", "broken", "edge", "own"]) {
       this.#colours[name] = style.getPropertyValue(`--${name}`).trim();
     }
     this.#scale = devicePixelRatio;
@@ -90,16 +90,18 @@ export class TimelineView {
       this.#clear(width - shift);
       this.#drawColumns(Math.max(first, this.#drawn));
     }
-    this.#drawLabels();
+    this.#drawLabels(first);
     this.#drawn = this.last;
   }
 
   // Heights for what is to be seen.
   #measure(first) {
-    this.#strip = Math.round(this.#canvas.height * kStrip);
-    const height = this.#canvas.height - this.#strip - Math.round(kGap * this.#scale);
+    const gap = Math.round(kGap * this.#scale);
     const rows = Math.max(this.#timeline.rowsSince(first), kFewestRows);
-    const rowHeight = Math.min(Math.max(Math.floor(height / rows), kLowest), Math.round(kHighest * this.#scale));
+    const room = Math.round(this.#canvas.height * (1 - kStrip)) - gap;
+    const rowHeight = Math.min(Math.max(Math.floor(room / rows), kLowest), Math.round(kHighest * this.#scale));
+    const height = Math.min(room, rows * rowHeight);  // the bars have what is left
+    this.#strip = this.#canvas.height - height - gap;
     let most = 0;
     for (let column = first; column < this.last; ++column) {
       most = Math.max(most, this.#timeline.milliseconds[column % kColumns]);
@@ -145,6 +147,11 @@ export class TimelineView {
         if (kind === Phase.none) continue;
         context.fillStyle = this.#colours[names[kind]];
         context.fillRect(xOf(begin), y, (column - begin) * this.#step, height);
+        if (this.#timeline.own.has(request[cell])) {
+          const stripe = Math.max(1, Math.round(Math.min(height / 3, 4 * this.#scale)));
+          context.fillStyle = this.#colours.own;
+          context.fillRect(xOf(begin), y + height - stripe, (column - begin) * this.#step, stripe);
+        }
         if (phase[cell] & Phase.begins) {
           context.fillStyle = this.#colours.edge;
           context.fillRect(xOf(begin), y, edge, height);
@@ -182,27 +189,30 @@ export class TimelineView {
     }
   }
 
-  // The numbers of the requests that have a row now, and the scale of the bars.
-  #drawLabels() {
-    const labels = `${this.paused} ${this.#top} ${this.#rowHeight} ${this.paused ? "" : this.#timeline.rows}`;
+  // The numbers of the requests that have the rows, or had them last; and the scale of the bars.
+  #drawLabels(first) {
+    const context = this.#context, left = this.#left, { height } = this.#canvas;
+    const x = left - Math.round(6 * this.#scale), size = Math.round(10 * this.#scale);
+    const every = Math.ceil((size + 1) / this.#rowHeight), owners = [];
+    for (let row = 0; row < kRows && (row + 0.5) * this.#rowHeight + size / 2 <= this.#height; row += every) {
+      owners.push(this.#timeline.ownerBefore(this.last, row, first));
+    }
+    const labels = `${this.#top} ${this.#rowHeight} ${owners}`;
     if (labels === this.#labels) return;
     this.#labels = labels;
-    const context = this.#context, left = this.#left, { height } = this.#canvas;
     context.fillStyle = this.#colours.back;
     context.fillRect(0, 0, left, height);
     context.textAlign = "right";
     context.textBaseline = "middle";
     context.fillStyle = this.#colours.faint;
-    const x = left - Math.round(6 * this.#scale), size = Math.round(10 * this.#scale);
     context.font = `${size}px system-ui, sans-serif`;
     const top = this.#top < 1000 ? `${this.#top} ms` : `${this.#top / 1000} s`;
     context.fillText(top, x, height - this.#strip + size / 2);
     context.fillText("0", x, height - size / 2);
-    const every = Math.ceil((size + 1) / this.#rowHeight);
-    for (let row = 0; !this.paused && row < kRows; row += every) {
-      const y = Math.max((row + 0.5) * this.#rowHeight, size / 2);
-      if (y + size / 2 > this.#height) break;
-      if (this.#timeline.rows[row] !== null) context.fillText(this.#timeline.rows[row], x, y);
-    }
+    owners.forEach((owner, index) => {
+      if (owner === null) return;
+      context.fillStyle = this.#colours[this.#timeline.own.has(owner) ? "own" : "faint"];
+      context.fillText(owner, x, Math.max((index * every + 0.5) * this.#rowHeight, size / 2));
+    });
   }
 }

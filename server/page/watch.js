@@ -12,6 +12,7 @@ const kGaugesEvery = 250;
 const canvas = element("canvas");
 const timeline = new Timeline();
 const view = new TimelineView(canvas, timeline);
+let feed = "connecting";  // "live" while records come; else why none do
 let cursor = null;  // {x, y} of the pointer, or {column, row} of the keyboard
 let frame = 0, gaugesAt = 0;
 
@@ -31,7 +32,14 @@ function setMeter(id, value, most) {
 
 const whole = (number) => Math.round(number).toLocaleString("en");
 
+const gauges = ["running", "waiting", "cache", "decode-rate", "prompt-rate", "iteration-rate"];
+
 function showGauges() {
+  if (feed !== "live" || timeline.limits.running_limit === 0) {  // nobody says what is
+    for (const id of gauges) show(id, "–");
+    for (const meter of document.querySelectorAll("meter")) meter.hidden = true;
+    return;
+  }
   const { now, limits } = timeline, rates = timeline.rates();
   show("running", `${now.running} of ${limits.running_limit}`);
   setMeter("running-meter", now.running, limits.running_limit);
@@ -60,8 +68,9 @@ function describe({ column, row }) {
   if (timeline.lost[at] > 0) text += `; ${timeline.lost[at]} iterations before it were missed`;
   const phase = row >= 0 && row < kRows ? timeline.phase[cell] : Phase.none;
   if ((phase & Phase.mask) === Phase.none) return text;
-  const number = timeline.request[cell];
-  text += `. Request ${number}: ${doing[phase & Phase.mask](timeline.tokens[cell], timeline.promptTokensOf(number))}`;
+  const number = timeline.request[cell], whose = timeline.own.has(number) ? " (yours)" : "";
+  const what = doing[phase & Phase.mask](timeline.tokens[cell], timeline.promptTokensOf(number));
+  text += `. Request ${number}${whose}: ${what}`;
   const end = timeline.endOf(number);
   if (!end) return text;
   const cached = end.cached_tokens > 0 ? ` (${end.cached_tokens} from the prefix cache)` : "";
@@ -74,12 +83,14 @@ marker.className = "marker";
 marker.hidden = true;
 canvas.parentElement.append(marker);
 
+const kKeys = element("probe").textContent;
+
 function showCursor() {
   const cell = cursor && ("column" in cursor ? cursor : view.cellAt(cursor.x, cursor.y));
   const text = cell ? describe(cell) : "";
   marker.hidden = text === "";
+  show("probe", text || kKeys);
   if (text === "") return;
-  show("probe", text);
   const { x, y, width, height } = view.placeOf(cell);
   marker.style.transform = `translate(${x}px, ${y}px)`;
   marker.style.width = `${Math.max(width, 2)}px`;
@@ -88,6 +99,7 @@ function showCursor() {
 
 function paint(time) {
   frame = 0;
+  element("idle").hidden = timeline.count > 0;
   view.draw();
   if (cursor) showCursor();
   if (time - gaugesAt < kGaugesEvery) return;
@@ -103,7 +115,25 @@ function repaint() {
 
 function hideCursor() {
   cursor = null;
-  marker.hidden = true;
+  showCursor();
+}
+
+function showState() {
+  show("state", view.paused && feed === "live" ? "paused: requests go on" : feed);
+  showGauges();
+}
+
+function setFeed(state) {
+  const back = state === "live" && feed !== "connecting" && feed !== state;
+  feed = state;
+  showState();
+  if (back) document.dispatchEvent(new Event("back"));
+}
+
+/** Marks a request as this page's own. */
+export function markOwn(number) {
+  timeline.addOwn(number);
+  reset();
 }
 
 function pause(on) {
@@ -111,6 +141,7 @@ function pause(on) {
   view.paused = on;
   element("pause").setAttribute("aria-pressed", on);
   show("pause", on ? "Resume" : "Pause");
+  showState();
   repaint();
 }
 
@@ -165,33 +196,41 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", reset);
 /** Until the stream ends, fails, or the page is hidden. */
 async function follow(signal) {
   const response = await request("timeline", { signal });
-  show("state", "live");
+  setFeed("live");
   for await (const line of linesOf(response)) {
     timeline.add(JSON.parse(line));
     repaint();
   }
 }
 
+const event = (name) => new Promise((resolve) => document.addEventListener(name, resolve, { once: true }));
+
 async function watch() {
   for (let pauseFor = kFirstPause; ;) {
     if (document.hidden) {  // a browser has few connections to one server, in all tabs together
-      await new Promise((resolve) => document.addEventListener("visibilitychange", resolve, { once: true }));
+      await event("visibilitychange");
       continue;
     }
     const hidden = new AbortController();
     const onChange = () => document.hidden && hidden.abort();
     document.addEventListener("visibilitychange", onChange);
     const began = performance.now();
+    let trouble = null;
     try {
       await follow(hidden.signal);
-      show("state", "the server closed the feed; trying again");
+      trouble = "the server closed the feed";
     } catch (error) {
-      if (error.name !== "AbortError") show("state", `no feed: ${error.message}`);
-      if (error.status === 401) return;  // the user was asked, and had no key
+      if (error.name !== "AbortError") trouble = error.message;
+      if (error.status === 401) {  // the user was asked, and had no key
+        setFeed("no API key: the next message asks for one");
+        await event("newkey");
+        continue;
+      }
     } finally {
       document.removeEventListener("visibilitychange", onChange);
     }
     if (performance.now() - began > kLongestPause) pauseFor = kFirstPause;
+    if (trouble) setFeed(`${trouble}; next try in ${pauseFor / 1000} s`);
     if (!hidden.signal.aborted) await new Promise((resolve) => setTimeout(resolve, pauseFor));
     pauseFor = Math.min(2 * pauseFor, kLongestPause);
   }

@@ -354,7 +354,7 @@ void Session::NoteEnd(RequestEnd end) {
 
 void Session::WriteNext() {
   const int32_t cached = submitted_.stream ? submitted_.stream->cached_tokens() : 0;
-  const SessionEvent::Prompt prompt{spec_, prompt_details_, cached};
+  const SessionEvent::Prompt prompt{spec_, prompt_details_, cached, submitted_.id};
   SessionEvent::End end;
   SessionEvent event;
   if (events_++ == 0) event.prompt = &prompt;

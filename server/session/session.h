@@ -122,6 +122,7 @@ struct SessionEvent {
     const RequestSpec& request;               // as resolved: prompt, seed, lengths
     const std::vector<TokenDetail>& details;  // of prompt tokens 1.., if they were asked
     int32_t cached_tokens = 0;                // of the prompt, which were in the prefix cache
+    RequestId number = 0;                     // in the ledger; 0: all was stored, nothing runs
   };
   struct End {
     int32_t prompt_tokens = 0;

@@ -97,10 +97,15 @@ def check_agents(client, model):
 
     own = openai.AsyncOpenAI(base_url=client.base_url, api_key=client.api_key, max_retries=0)
     agents.set_tracing_disabled(True)
-    agent = agents.Agent(name="Forecaster", tools=[weather], model_settings=agents.ModelSettings(
-        temperature=0, max_tokens=60), model=agents.OpenAIResponsesModel(model=model, openai_client=own))
+    settings = dict(name="Forecaster", model_settings=agents.ModelSettings(temperature=0, max_tokens=60))
+    agent = agents.Agent(**settings, tools=[weather], model=agents.OpenAIResponsesModel(model=model, openai_client=own))
+    chat = agents.OpenAIChatCompletionsModel(model=model, openai_client=own)  # the API that other servers have
 
     async def run():
+        older = await agents.Runner.run(agents.Agent(**settings, tools=[weather], model=chat), list(items()), max_turns=3)
+        formed = await agents.Runner.run(agents.Agent(**settings, output_type=Person, model=chat), "Ann is seven.")
+        assert asked.pop() == "Rome" and "hail" in older.final_output, older
+        assert isinstance(formed.final_output, Person), formed
         whole = await agents.Runner.run(agent, list(items()), max_turns=3)
         streamed = agents.Runner.run_streamed(agent, list(items()), max_turns=3)
         kinds = [event.type async for event in streamed.stream_events()]

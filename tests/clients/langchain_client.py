@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""A server of ours as LangChain sees it, which is told an address and no more: chats, streams, tools, embeddings.
+"""A server of ours as LangChain sees it, which is told an address and no more: chats, streams, tools,
+forms, embeddings.
 Usage: langchain_client.py TREADLE MODEL (with the packages of langchain_requirements.txt on PYTHONPATH)"""
 
 import sys
@@ -8,6 +9,14 @@ import time
 import langchain_openai
 from langchain_core.messages import ToolMessage
 from openai_client import PROMPT, TOOLS, conversation, main
+from pydantic import BaseModel
+
+
+class Person(BaseModel):
+    """Somebody."""
+
+    name: str
+    age: int
 
 
 def check(client, model):
@@ -29,11 +38,19 @@ def check(client, model):
     told = chat.invoke([*messages, called, ToolMessage("hail", tool_call_id=called.tool_calls[0]["id"])])
     assert "hail" in told.content, told
 
+    forms = []
+    for method in ("json_schema", "function_calling"):
+        form = chat.with_structured_output(Person, method=method)
+        forms.append(form.invoke("Ann is seven years old."))
+        assert isinstance(forms[-1], Person), forms
+    *_, last = chat.with_structured_output(Person, method="json_schema").stream("Ann is seven years old.")
+    assert last == forms[0], (last, forms)
+
     embeddings = langchain_openai.OpenAIEmbeddings(**server, check_embedding_ctx_length=False)
     texts = [PROMPT, *(f"Number {i}." for i in range(199))]
     vectors = embeddings.embed_documents(texts)  # in one call
     assert len(vectors) == 200 and vectors[0] == embeddings.embed_query(PROMPT), len(vectors)
-    print(f"LangChain: {answer.content[:30]!r}..., streamed, in a batch; weather(Rome), then {told.content!r}; "
+    print(f"LangChain: {answer.content[:30]!r}..., streamed, in a batch; weather(Rome), then {told.content!r}; {forms[0]!r}; "
           f"{len(vectors)} embeddings of {len(vectors[0])} numbers")
 
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """The page at / in a real browser, headless Chromium by WebDriver: a chat that streams, one that is
-stopped, its request as curl, a key that is asked for, and the timeline with eight and with 64
-requests; at 1400 and at 380 pixels, light and dark.
+stopped, its request as curl, Markdown and reasoning, also of a hostile model, a key that is asked for,
+a server that goes away and comes back, and the timeline with eight and with 64 requests; at 1400 and
+at 380 pixels, light and dark.
 Usage: page_client.py TREADLE MODEL [FOLDER [SECONDS]] (screenshots go into FOLDER, if it is given;
 SECONDS: how long 64 requests are watched, default 15)"""
 
@@ -11,6 +12,7 @@ import http.server
 import json
 import pathlib
 import re
+import socket
 import subprocess
 import sys
 import tempfile
@@ -100,7 +102,9 @@ class Browser:
         return self.devtools("Runtime.getHeapUsage")["usedSize"]
 
     def troubles(self):
-        return [entry for entry in self.call("/se/log", type="browser") if entry["level"] in ("SEVERE", "WARNING")]
+        """What the browser complains of, but for what these checks do to the page themselves."""
+        return [entry for entry in self.call("/se/log", type="browser") if entry["level"] in ("SEVERE", "WARNING")
+                and not re.search("requires 'TrustedHTML'|Multiple readback", entry["message"])]
 
 
 @contextlib.contextmanager
@@ -160,8 +164,8 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(treadle, model, folder, *flags):
-    server = Server([treadle, "serve", "--model", model, "--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0",
+def serving(treadle, model, folder, *flags, http="127.0.0.1:0"):
+    server = Server([treadle, "serve", "--model", model, "--listen", "127.0.0.1:0", "--http-listen", http,
                      "--metrics-listen", "none", "--kv-memory", "1500M", *flags], folder)
     try:
         yield server
@@ -174,9 +178,100 @@ def serving(treadle, model, folder, *flags):
         server.process.kill()
 
 
+SHOW = """
+    const done = arguments[arguments.length - 1];
+    import("/page/markdown.js").then(({ Markdown }) => {
+      const at = document.createElement("div"), began = performance.now();
+      new Markdown(at).show(arguments[0]);
+      done([at.textContent, [...at.querySelectorAll("*")].map((element) => [
+        element.tagName.toLowerCase(), ...[...element.attributes].map(({ name, value }) => `${name}=${value}`)]
+        .join(" ")), performance.now() - began]);
+    }, (error) => done(`${error}`));"""
+
+
+def shown(tab, markdown):
+    """The text of what the page makes of an answer, its elements with their attributes, and milliseconds."""
+    return tab.call("/execute/async", script=SHOW, args=[markdown])
+
+
+LINK = "target=_blank rel=noopener noreferrer nofollow"
+# Markdown, the text and the elements that CommonMark (and GitHub's tables) make of it, but for the
+# levels of headings and the bar above code.
+MARKDOWN = [
+    ("a\nb *c* **d** `e*f*` ***g*** ~~h~~ snake_case_name 2 * 3 * 4 \\*i\\*",
+     "a\nb c d e*f* g h snake_case_name 2 * 3 * 4 *i*", "p em strong code strong em del"),
+    ("# A **b**\n\n---\n> c\n> d", "A bc\nd", "h3 strong hr blockquote p"),
+    ("3. a\n4. b\n   - c\n   - d\n5. e", "abcde", "ol start=3|li|p|li|p|ul|li|p|li|p|li|p"),
+    ("```py\nif a < b:\n    **c**\n\n# d\n```\ne", "pyCopyif a < b:\n    **c**\n\n# de",
+     "figure|figcaption|span|button type=button|pre|code|p"),
+    ("~~~\n```\n~~~~\nb", "textCopy```b", "figure|figcaption|span|button type=button|pre|code|p"),
+    ("| a | *b* |\n|---|:-:|\n| 1 | 2 |", "ab12", "div class=table|table|tr|th|th|em|tr|td|td"),
+    ("[a](https://b.org/c_(d)) ![e](https://f.org) <https://g.org> https://h.org/i.",
+     "a e https://g.org https://h.org/i.",
+     "p|" + "|".join(f"a href={url} {LINK}" for url in (
+         "https://b.org/c_(d)", "https://f.org", "https://g.org", "https://h.org/i"))),
+    ("an *open **one `and [more](", "an *open **one `and [more](", "p"),
+]
+# What is shown as it was written, and as nothing else; and in how few steps.
+HOSTILE = ["<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "<iframe srcdoc='<script>alert(1)</script>'>",
+           "[a](javascript:alert(1))", "[a](data:text/html,<script>alert(1)</script>)", "![a](//evil.example/x)",
+           "<javascript:alert(1)>", "[a](JaVaScRiPt:alert(1))", "<svg/onload=alert(1)>", "[a]( javascript:alert(1))"]
+LONG = ["[" * 100_000, "*a " * 50_000, "**" * 50_000, "`" * 100_000, "a*" * 50_000, "~" * 100_000 + "`", "> " * 50_000,
+        "- " * 50_000 + "\u2028", "|-" * 50_000 + "x", "-" * 100_000 + "x|", "[a](https://" * 20_000, "_a" * 50_000,
+        "<" * 100_000, "https://" * 20_000, "![a](https://b" + "(" * 100_000, "# " + " " * 100_000 + "\u2028",
+        "".join("`" * i + "a" for i in range(1, 400)), "1. " * 30_000, "\\" * 100_001, "a|b\n" * 20_000]
+
+
+def check_markdown(tab):
+    for markdown, text, elements in MARKDOWN:
+        found = shown(tab, markdown)
+        expected = elements.split("|" if "|" in elements else " ")
+        assert found[:2] == [text, expected], (markdown, found)
+    for markdown in HOSTILE:
+        assert shown(tab, markdown)[:2] == [markdown, ["p"]], (markdown, shown(tab, markdown))
+    allowed = {"p", "a", "em", "strong", "del", "code", "br", "ul", "ol", "li", "blockquote", "hr", "h3", "h4", "h5", "h6",
+               "figure", "figcaption", "span", "button", "pre", "div", "table", "tr", "th", "td"}
+    slowest = 0
+    for markdown in LONG:
+        _, elements, milliseconds = shown(tab, markdown)
+        assert {element.split()[0] for element in elements} <= allowed, markdown[:40]
+        slowest = max(slowest, milliseconds)
+    # A browser that knows Trusted Types makes no elements of texts, whoever asks.
+    assert tab.run("""try { document.createElement("p").innerHTML = "<b>"; return "made"; }
+                      catch (error) { return error.name; }""") == "TypeError"
+    print(f"Markdown: {len(MARKDOWN)} kinds, {len(HOSTILE)} attacks shown as text, {len(LONG)} long ones in "
+          f"{slowest:.0f} ms at most")
+
+
+def check_reasoning(tab):
+    """A model that reasons, and writes what would be code in a page that trusts it."""
+    tab.click("#clear")
+    deltas = [{"role": "assistant"}, {"reasoning_content": "<b>Let me"}, {"reasoning_content": " think</b>"},
+              {"content": "# Yes\n"}, {"content": "<img src=x onerror=\"window.broken = 1\">"}]
+    events = [{"choices": [{"index": 0, "delta": delta}]} for delta in deltas]
+    events.append({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+    answer = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
+    tab.run("""const real = fetch, answer = arguments[0];
+        window.fetch = (path, ...more) => {
+          if (path !== "v1/chat/completions") return real(path, ...more);
+          window.fetch = real;
+          return Promise.resolve(new Response(answer, { headers: { "X-Request-Number": "99999" } }));
+        };""", answer)
+    tab.type("#prompt", "Really?\ue007")
+    tab.wait_text(".message:last-child .numbers", "request 99999 .*complete")
+    assert tab.text(".thought summary") == "Reasoning" and tab.text(".thought div") == "<b>Let me think</b>"
+    assert not tab.run("return document.querySelector('.thought').open"), "not folded"
+    assert tab.run("return [...document.querySelectorAll('.assistant .text *')].map((one) => one.tagName)") == ["H3", "P"]
+    assert not tab.run("return window.broken ?? document.querySelector('#messages img')")
+    tab.click("#clear")
+    print("reasoning: folded, and apart from the answer")
+
+
 def check_chat(tab, server):
-    tab.type("#prompt", "Name three colours.")
-    tab.click("#send")
+    assert tab.run("return document.activeElement.id") == "prompt"
+    tab.wait_text("#idle", "Nothing has run")
+    tab.click("#hint button")  # an example
+    tab.wait_text(".user .text", "loom")
     seen = set()
     while len(seen) < 3:  # it grows before our eyes
         seen.add(len(tab.text(".assistant .text")))
@@ -201,13 +296,32 @@ def check_chat(tab, server):
     output = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=PATIENCE).stdout
     events = [json.loads(line[6:]) for line in output.splitlines() if line.startswith("data: {")]
     text = "".join(event["choices"][0]["delta"].get("content", "") for event in events if event["choices"])
-    assert text == tab.text(".message:last-child .text"), (command, output)
+    assert shown(tab, text)[0] == tab.text(".message:last-child .text"), (command, output)
     tab.click("#curl button[value='']")
     print(f"chat: streams ({numbers[0]}), stops, and curl gets the same answer")
 
 
+OWN, FAINT = "#a3128f", "#55606e"  # of page.css, in the light
+
+
+def pixels(tab, colour, columns=10_000, rows=10_000):
+    """How many pixels of the timeline's first columns and rows have about this colour."""
+    return tab.run("""
+        const canvas = document.querySelector("#canvas");
+        const wanted = [1, 3, 5].map((at) => parseInt(arguments[0].slice(at, at + 2), 16));
+        const { data } = canvas.getContext("2d").getImageData(0, 0, Math.min(canvas.width, arguments[1]),
+                                                              Math.min(canvas.height, arguments[2]));
+        let found = 0;
+        for (let at = 0; at < data.length; at += 4) {
+          found += wanted.reduce((far, value, i) => far + Math.abs(value - data[at + i]), 0) < 120;
+        }
+        return found;""", colour, columns, rows)
+
+
 def check_timeline(tab, server):
-    tab.wait_text("#state", "live")
+    tab.wait_text("#state", "^live$")
+    assert pixels(tab, OWN) > 0, "no row is marked as the page's own"
+    assert pixels(tab, FAINT, columns=44, rows=25) > 0, "the rows' numbers are gone, now that their requests have ended"
     before = tab.run("return document.querySelector('#canvas').toDataURL()")
     with server.load(8, 150):
         tab.wait_text("#running", "^8 of ")
@@ -221,6 +335,7 @@ def check_timeline(tab, server):
                 rows.add(found[1])
             tab.type("#canvas", "\ue015")  # ArrowDown
         assert len(rows) == 8, (rows, tab.text("#probe"))
+        assert tab.text("#state").startswith("paused"), tab.text("#state")
     tab.wait_text("#running", "^0 of ")
     for _ in range(12):
         tab.type("#canvas", "\ue013")  # ArrowUp: to one whose end is known now
@@ -287,13 +402,37 @@ def check_load(tab, server, folder, seconds):
     assert grown < 2e6, grown
 
 
+def check_absence(tab, treadle, model, scratch):
+    """The server goes away, and another one comes at its address."""
+    where = socket.create_server(("127.0.0.1", 0))
+    address = "127.0.0.1:%d" % where.getsockname()[1]
+    where.close()
+    for name in ("first", "second"):
+        with serving(treadle, model, scratch, "--served-model-name", name, http=address) as server:
+            if name == "first":
+                tab.open(server.base)
+            tab.wait_text("#model", f"^{name}$")
+            tab.wait_text("#state", "^live$")
+            tab.wait_text("#running", "^0 of ")
+        tab.wait_text("#state", r"^the server does not answer; next try in [\d.]+ s$")
+        assert tab.text("#running") == tab.text("#waiting") == "–", tab.text("#running")
+    tab.type("#prompt", "Hi\ue007")
+    tab.wait_text(".error", "^the server does not answer$")
+    tab.troubles()  # those are meant
+    print("absence: told, and over once the server is back, with its new model")
+
+
 def check_keys(tab, server):
     tab.open(server.base)
     wait("the question for a key", lambda: tab.run("return document.querySelector('#key').open"))
-    tab.type("#key-value", "page-0123456789abcdef\ue007")
-    tab.wait_text("#state", "live")
-    tab.wait_text("#model", ".")
+    assert tab.text("#running") == "–", tab.text("#running")
+    tab.click("#key button[value='']")
+    tab.wait_text("#state", "^no API key")
     tab.type("#prompt", "Hi\ue007")
+    wait("the question for a key", lambda: tab.run("return document.querySelector('#key').open"))
+    tab.type("#key-value", "page-0123456789abcdef\ue007")
+    tab.wait_text("#state", "^live$")
+    tab.wait_text("#model", "^keyed$")
     tab.wait_text(".assistant .numbers", "tokens/s|complete")
     print("keys: asked for, kept, used")
 
@@ -334,15 +473,18 @@ def main(treadle, model, folder=None, seconds="15"):
             tab.open(server.base)
             tab.wait_text("#model", ".")
             check_chat(tab, server)
+            check_markdown(tab)
+            check_reasoning(tab)
             check_timeline(tab, server)
             check_looks(tab, server, folder)
             assert not (troubles := tab.troubles()), troubles
             check_stranger(tab, server, page, allowed=False)
             tab.open(server.base)
             check_load(tab, server, folder, int(seconds))
+        check_absence(tab, treadle, model, scratch)
         pathlib.Path(f"{scratch}/keys").write_text("page-0123456789abcdef page\n")
         with serving(treadle, model, scratch, "--api-keys-file", f"{scratch}/keys", "--http-allow-origin",
-                     page) as server:
+                     page, "--served-model-name", "keyed") as server:
             check_keys(tab, server)
             check_stranger(tab, server, page, allowed=True)
             print("strangers: the page of another server may not ask, and may if it is allowed to")

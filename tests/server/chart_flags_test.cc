@@ -1,47 +1,31 @@
 // What the Helm chart knows of serve's flags is what the table of flags says: the properties of
 // `server` in its schema, their names in values.yaml, the flags that extraArgs may not have, and a
-// set of values with every word. TREADLE_WRITE_CHART=1 (make chart-flags) writes them.
+// set of values with every word. The README beside the chart has every value of the schema.
+// TREADLE_WRITE_CHART=1 (make chart-flags) writes all of it.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cctype>
-#include <cstdlib>
-#include <fstream>
-#include <iterator>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <regex>
+#include <sstream>
 #include <string>
+#include <vector>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "base/status.h"
 #include "server/configuration.h"
+#include "tests/support/written_part.h"
 
 namespace treadle {
 namespace {
 
 const std::string kChart = TREADLE_SOURCE "/deploy/helm/treadle/";
-
-std::string TextOf(const std::string& path) {
-  std::ifstream file(path);
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-}
-
-// The part of a file between the first `begin` and the next `end` is `part`, or is written.
-void ExpectPart(const std::string& path, const std::string& begin, const std::string& end,
-                const std::string& part) {
-  std::string text = TextOf(path);
-  const size_t first = text.find(begin);
-  ASSERT_NE(first, std::string::npos) << path << " has no " << begin;
-  const size_t from = first + begin.size();
-  const size_t to = end.empty() ? text.size() : text.find(end, from);
-  ASSERT_NE(to, std::string::npos) << path << " has no " << end << " after " << begin;
-  if (std::getenv("TREADLE_WRITE_CHART") != nullptr) {
-    std::ofstream(path) << text.replace(from, to - from, part);
-    return;
-  }
-  EXPECT_EQ(text.substr(from, to - from), part)
-      << path << " is not what server/configuration.cc says; `make chart-flags` mends it";
-}
 
 // "--max-queue" is maxQueue in the chart.
 std::string WordOf(const ServeFlag& flag) {
@@ -114,13 +98,104 @@ TEST(ChartFlags, ExtraArgumentsMayNotHaveWhatTheChartSets) {
   std::string list;
   std::string templates;
   for (const char* file : {"_server.tpl", "_pod.tpl"}) {
-    templates += TextOf(kChart + "templates/" + file);
+    templates += FileText(kChart + "templates/" + file);
   }
   for (const ServeFlag& flag : FlagsIn(InChart::kOwn)) {
     list += Str(" \"", flag.name, "\"");
     EXPECT_THAT(templates, testing::HasSubstr(Str(flag.name, "="))) << "the chart does not set it";
   }
   ExpectPart(kChart + "templates/_checks.tpl", "{{- $owned := list", " \"--config\"", list);
+}
+
+// A value in values.yaml: what it is, and the comment behind or above it.
+struct ChartValue {
+  std::string value;  // empty: other values are below it
+  std::string comment;
+};
+
+// By their paths, such as "image.tag".
+std::map<std::string, ChartValue> ChartValues() {
+  const std::regex key("( *)([A-Za-z0-9]+):(?: ([^#]*[^ #]))?(?: +# (.*))?"), above(" *# ?(.*)");
+  std::map<std::string, ChartValue> values;
+  std::vector<std::string> path;
+  std::string comment, line;
+  for (std::istringstream lines(FileText(kChart + "values.yaml")); std::getline(lines, line);) {
+    std::smatch found;
+    if (std::regex_match(line, found, key)) {
+      path.resize(static_cast<size_t>(found[1].length()) / 2);
+      path.push_back(found[2]);
+      values[absl::StrJoin(path, ".")] = {found[3], found[4].matched ? found[4].str() : comment};
+      comment.clear();
+    } else if (std::regex_match(line, found, above)) {
+      comment +=
+          (comment.empty() ? "" : " ") + std::string(absl::StripAsciiWhitespace(found[1].str()));
+    } else {
+      EXPECT_EQ(line, "") << "values.yaml has a line that is neither a value nor a comment";
+      comment.clear();
+    }
+  }
+  return values;
+}
+
+std::string TypeOf(const nlohmann::ordered_json& schema) {
+  if (schema.contains("anyOf")) {
+    return TypeOf(schema["anyOf"].front()) + " or " + TypeOf(schema["anyOf"].back());
+  }
+  if (schema.contains("enum")) {
+    std::vector<std::string> words;
+    for (const auto& word : schema["enum"]) {
+      words.push_back(Str("`", word.is_string() ? word.get<std::string>() : word.dump(), "`"));
+    }
+    return absl::StrJoin(words, ", ");
+  }
+  const nlohmann::ordered_json type = schema.value("type", nlohmann::ordered_json("any"));
+  if (schema.contains("maximum"))
+    return Str(schema["minimum"].dump(), " to ", schema["maximum"].dump());
+  if (type == "boolean") return "`true`, `false`";
+  if (type == "array") return "list";
+  return type == "object" ? "map" : "text";
+}
+
+void AddRows(const nlohmann::ordered_json& schema, const std::string& path,
+             const std::map<std::string, ChartValue>& values, std::string& rows) {
+  for (const auto& [name, below] : schema["properties"].items()) {
+    if (name == "global") continue;  // Helm's own
+    const std::string full = path.empty() ? name : Str(path, ".", name);
+    const auto known = values.find(full);
+    ChartValue told = known == values.end() ? ChartValue() : known->second;
+    if (path == "server") {
+      const auto flag = std::ranges::find(ServeFlags(), name, WordOf);
+      ASSERT_NE(flag, ServeFlags().end()) << full;
+      if (told.value.empty()) told.value = flag->value.show(ServeOptions());
+      told.comment = Str("`", flag->name, "`: ", flag->help);
+    } else {
+      EXPECT_TRUE(known != values.end()) << full << " is not in values.yaml";
+    }
+    told.comment = told.comment.substr(0, told.comment.find(" Known:"));       // they have rows
+    told.comment = std::regex_replace(told.comment, std::regex("  +"), ": ");  // columns
+    const bool inner = below.contains("properties");
+    if (!inner && told.value.empty()) {
+      for (const auto& [leaf, value] : values) {
+        if (!leaf.starts_with(full + ".") || value.value.empty()) continue;
+        told.value +=
+            Str(told.value.empty() ? "" : ", ", leaf.substr(full.size() + 1), " ", value.value);
+      }
+    }
+    if (!inner || !told.comment.empty()) {
+      const std::string shown = inner || told.value.empty() ? "" : Str("`", told.value, "`");
+      rows += Str("| `", full, "` | ", inner ? "" : TypeOf(below), " | ", shown, " | ",
+                  absl::StrReplaceAll(told.comment, {{"|", "\\|"}, {"<", "&lt;"}}), " |\n");
+    }
+    if (inner) AddRows(below, full, values, rows);
+  }
+}
+
+TEST(ChartFlags, TheReadmeHasEveryValue) {
+  std::string rows;
+  AddRows(nlohmann::ordered_json::parse(FileText(kChart + "values.schema.json")), "", ChartValues(),
+          rows);
+  EXPECT_GT(std::ranges::count(rows, '\n'), 100);
+  ExpectPart(kChart + "README.md", "|---|---|---|---|\n", "\n## ", rows);
 }
 
 // Every flag reads what it takes, and changes nothing but what it shows.

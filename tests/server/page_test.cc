@@ -57,6 +57,7 @@ TEST(Page, ComesWithWhatKeepsABrowserToIt) {
   EXPECT_THAT(answer,
               HasSubstr("\r\nContent-Security-Policy: default-src 'none'; script-src 'self'"));
   EXPECT_THAT(answer, HasSubstr("frame-ancestors 'none'"));
+  EXPECT_THAT(answer, HasSubstr("require-trusted-types-for 'script'; trusted-types 'none'"));
   EXPECT_THAT(answer, HasSubstr("\r\nX-Content-Type-Options: nosniff\r\n"));
   EXPECT_THAT(answer, HasSubstr("\r\nCache-Control: no-cache\r\n"));
   EXPECT_THAT(answer, EndsWith("</html>\n"));
@@ -78,9 +79,13 @@ TEST(Page, HasAllThatItLoads) {
                                                         {".svg", "image/svg+xml"}};
   TestServer server;
   const std::regex loads(R"re((?:src|href)="([^"]*)"|(?:import|from) "\./([^"]*)")re");
+  // The ways in which a browser makes elements or code of a text: an answer of a model is one.
+  const std::regex sinks(
+      R"re(innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|createContextualFragment|srcdoc|\beval\b|new Function)re");
   size_t found = 0;
   for (const PageFile& file : PageFiles()) {
     const std::string text(file.bytes);
+    EXPECT_FALSE(std::regex_search(text, sinks)) << file.path;
     EXPECT_FALSE(
         std::regex_search(text, std::regex(R"( (style|on[a-z]+)=["']|[ :]url\(|<script>|<style)")))
         << file.path;
@@ -120,6 +125,8 @@ TEST(Timeline, TellsWhoCameRanAndLeft) {
   ASSERT_EQ(arrivals.size(), 1u);
   EXPECT_EQ(arrivals[0]["prompt_tokens"], 8);
   const Json number = arrivals[0]["request"];
+  // Its client is told which one it is.
+  EXPECT_THAT(client.ReadAnswer(), HasSubstr(Str("\r\nX-Request-Number: ", number.dump(), "\r\n")));
   ASSERT_GE(members.size(), 3u);  // perhaps one that was under way at the end
   EXPECT_EQ(members[0], Json({{"request", number}, {"tokens", 8}, {"phase", "initiation"}}));
   EXPECT_EQ(members[1], Json({{"request", number}, {"tokens", 1}, {"phase", "increment"}}));

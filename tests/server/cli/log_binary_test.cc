@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <regex>
 #include <sstream>
@@ -20,6 +21,7 @@
 #include "server/grpc/inference.grpc.pb.h"
 #include "tests/server/cli/served_binary.h"
 #include "tests/server/test_server.h"
+#include "tests/support/written_part.h"
 
 namespace treadle {
 namespace {
@@ -209,6 +211,50 @@ TEST(LogBinary, AHungLedgerFileHoldsUpNeitherMetricsNorTheEnd) {
   EXPECT_EQ(server.Wait(), 0);
   EXPECT_THAT(server.output(), HasSubstr(Str("ledger file '", ledger, "': ")));
   EXPECT_THAT(server.output(), HasSubstr(" records were not written"));
+}
+
+// The unit that a metric's name says.
+std::string UnitOf(const std::string& name) {
+  for (const auto& [word, unit] :
+       {std::pair("_seconds", "seconds"), std::pair("_bytes", "bytes"),
+        std::pair("_perc", "0 to 1"), std::pair("_ratio", "0 to 1"),
+        std::pair("_requests", "requests"), std::pair(":request", "requests"),
+        std::pair("tokens", "tokens"), std::pair("connection", "connections"),
+        std::pair("_lines", "lines"), std::pair("_records", "records"),
+        std::pair("prefix_cache", "tokens")}) {
+    if (name.find(word) != name.npos &&
+        (name.find("tokens") == name.npos || unit == std::string("tokens"))) {
+      return unit;
+    }
+  }
+  return "times";
+}
+
+// docs/metrics.md has every metric that a server can have, as its scrapes tell it.
+TEST(LogBinary, ThePageOfMetricsHasThemAll) {
+  ServedBinary server(Str("--http-listen none --metrics-listen 127.0.0.1:0 --threads 1 --model ",
+                          OwnModel(), " --ledger-file ", OwnFolder() / "ledger"));
+  ASSERT_SERVES(server);
+  const std::string port = WordAfter(server.listens(), "metrics at http://127.0.0.1:");
+  const std::string scrape = HttpGet(std::atoi(port.c_str()), "/metrics");
+  std::map<std::string, std::string> rows;
+  const std::regex head(
+      "# HELP (treadle:\\S+) ([^\n]*)\n# TYPE \\S+ (\\w+)\n[^{\n]*\\{([^}\n]*)\\}");
+  for (std::sregex_iterator next(scrape.begin(), scrape.end(), head), end; next != end; ++next) {
+    const std::string name = (*next)[1], labels = (*next)[4];
+    std::string shown;
+    const std::regex label("(\\w+)=");
+    for (std::sregex_iterator word(labels.begin(), labels.end(), label); word != end; ++word) {
+      if ((*word)[1] == "le" || (*word)[1] == "model_name") continue;  // the page says so of all
+      shown += Str(shown.empty() ? "`" : ", `", (*word)[1].str(), "`");
+    }
+    rows[name] = Str("| `", name, "` | ", (*next)[3].str(), " | ", UnitOf(name), " | ", shown,
+                     " | ", (*next)[2].str(), " |\n");
+  }
+  EXPECT_GT(rows.size(), 25u) << scrape;
+  std::string table;
+  for (const auto& [name, row] : rows) table += row;
+  ExpectPart(TREADLE_SOURCE "/docs/metrics.md", "|---|---|---|---|---|\n", "\n`make", table);
 }
 
 TEST(LogBinary, WhatEndsAServerIsInItsLogAndOnStderr) {

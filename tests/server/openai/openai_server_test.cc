@@ -519,6 +519,16 @@ TEST(OpenAiServer, TokensOfATextAndBack) {
   EXPECT_EQ(Post(server, "/detokenize", "{}").code, 400);
 }
 
+// By the names that lm-eval's client reads (RemoteTokenizer in lm_eval/utils.py).
+TEST(OpenAiServer, TellsWhatATokenizerNeedsBesideItsTokens) {
+  const TestServer server({.chat_template = kTemplate});
+  EXPECT_EQ(Get(server, "/tokenizer_info").body, Json({{"chat_template", kTemplate},
+                                                       {"bos_token", nullptr},
+                                                       {"eos_token", "xx"},
+                                                       {"pad_token", nullptr},
+                                                       {"unk_token", nullptr}}));
+}
+
 TEST(OpenAiServer, EmbeddingsAreThoseOfGrpc) {
   const char path[] = "/v1/embeddings";
   const std::string off = R"({"input": "abc"})";

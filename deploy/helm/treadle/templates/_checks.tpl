@@ -138,6 +138,17 @@
 {{- if and $v.inferencePool.enabled $v.tls.secret -}}
 {{- fail (printf "inferencePool.enabled is true, but tls.secret is %s: a pool's gateway speaks plain HTTP to the pods" $v.tls.secret) -}}
 {{- end -}}
+{{- range $name, $outside := dict "ingress" $v.ingress "httpRoute" $v.httpRoute -}}
+{{- if and $outside.enabled (not $outside.host) -}}
+{{- fail (printf "%s.host is empty, expected the name under which clients reach the server, such as chat.example.com" $name) -}}
+{{- end -}}
+{{- if and $outside.enabled $v.tls.secret -}}
+{{- fail (printf "%s.enabled is true, but tls.secret is %s: the proxy ends TLS and speaks plain HTTP to the pods" $name $v.tls.secret) -}}
+{{- end -}}
+{{- end -}}
+{{- if and $v.httpRoute.enabled (not $v.httpRoute.gateway.name) -}}
+{{- fail "httpRoute.gateway.name is empty, expected the name of a Gateway" -}}
+{{- end -}}
 {{- if $v.router.enabled -}}
 {{- if not $v.router.image -}}
 {{- fail "router.image is empty, expected an image with smg, whose entry point takes the flags of smg launch" -}}
