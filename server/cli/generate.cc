@@ -82,12 +82,14 @@ void AddRequestFlags(CLI::App& app, GenerateOptions& o) {
   Stopping& stopping = *o.request.mutable_stopping();
   ResponseOptions& response = *o.request.mutable_response();
   sampling.set_num_candidates(1);
+  app.option_defaults()->group("Sampling");
   for (const SamplingField& field : kSamplingFields) AddSamplingFlag(app, field, sampling);
   app.get_option("--temperature")
       ->description("0: greedy, the default unless the model's authors recommend otherwise");
   AddField(app, "--seed", sampling, &Sampling::set_seed,
            "seed of sampling; random if absent, and --json shows it");
   AddField(app, "--n", sampling, &Sampling::set_num_candidates, "number of candidates");
+  app.option_defaults()->group("End of the answer");
   AddField(app, "--max-new-tokens", stopping, &Stopping::set_max_new_tokens,
            "most new tokens; the server's default if absent");
   AddField(app, "--min-new-tokens", stopping, &Stopping::set_min_new_tokens,
@@ -100,6 +102,8 @@ void AddRequestFlags(CLI::App& app, GenerateOptions& o) {
   app.add_flag_callback(
       "--ignore-eos", [&stopping] { stopping.set_ignore_eos(true); },
       "go on after the model's end token");
+  app.option_defaults()->group("Output");
+  app.add_flag("--json", o.json, "print one JSON object instead of text");
   AddField(app, "--logprobs", response, &ResponseOptions::set_logprobs,
            "alternatives per token, 0 to 20, shown with --json");
   AddField(app, "--prompt-logprobs", response, &ResponseOptions::set_prompt_logprobs,
@@ -107,15 +111,7 @@ void AddRequestFlags(CLI::App& app, GenerateOptions& o) {
 }
 
 void AddFlags(CLI::App& app, GenerateOptions& o) {
-  CLI::Option* target =
-      app.add_option("--target", o.target, "server, host:port")->default_str(kDefaultTarget);
-  AddClientFlags(app, o.access);
-  AddServeFlags(app, o.engine, /*engine_only=*/true);
-  app.get_option("--model")
-      ->description("generate in this process, from a .gguf file or a Hugging Face folder")
-      ->excludes(target);
-  app.add_option("--timeout", o.timeout, "deadline of the request, such as 30s; none if absent");
-
+  app.option_defaults()->group("Prompt");
   CLI::Option* chat = app.add_option("--chat", o.chat, "the user's message, in the chat template");
   app.add_option("--system", o.system, "system message before --chat")->needs(chat);
   CLI::Option* prompt = app.add_option("--prompt", o.prompt, "prompt as it is");
@@ -123,17 +119,25 @@ void AddFlags(CLI::App& app, GenerateOptions& o) {
   ids->delimiter(',')->excludes(chat)->excludes(prompt);
   prompt->excludes(chat);
 
-  AddRequestFlags(app, o);
+  app.option_defaults()->group("Server");
+  CLI::Option* target =
+      app.add_option("--target", o.target, "server, host:port")->default_str(kDefaultTarget);
+  AddClientFlags(app, o.access);
+  app.add_option("--timeout", o.timeout, "deadline of the request, such as 30s; none if absent");
   app.add_option_function<std::string>(
       "--request-id", [&o](const std::string& id) { o.request.set_request_id(id); },
       "the request's name, also for --resume");
   CLI::Option* resume = app.add_option_function<std::string>(
       "--resume", [&o](const std::string& id) { o.resume.set_request_id(id); },
       "the rest of this request's answer, from a server with --durable");
-  for (CLI::Option* other : {app.get_option("--model"), chat, prompt, ids}) resume->excludes(other);
   AddField(app, "--from", o.resume, &v1::ResumeRequest::set_from_token,
            "number of its tokens that are there already, with --resume");
-  app.add_flag("--json", o.json, "print one JSON object instead of text");
+
+  AddRequestFlags(app, o);
+  AddServeFlags(app, o.engine, /*engine_only=*/true);
+  CLI::Option* const model = app.get_option("--model")->excludes(target);
+  model->description("generate in this process, from a .gguf file or a Hugging Face folder");
+  for (CLI::Option* other : {model, chat, prompt, ids}) resume->excludes(other);
 }
 
 void AddMessage(const char* role, const std::string& content, v1::Chat& chat) {

@@ -323,6 +323,7 @@ int RunServe(int argc, char** argv) {
           "file.\n\n",
           kExitCodes));
   AddServeFlags(app, options);
+  app.option_defaults()->group("Configuration");
   app.add_option("--config", file, "file with lines of: name = value, named like the flags")
       ->envname("TREADLE_CONFIG");
   app.add_flag("--print-config", print, "print the configuration as such a file, and end");

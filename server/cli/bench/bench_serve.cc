@@ -204,6 +204,7 @@ absl::StatusOr<std::string> RunLoad(ServeBenchOptions options) {
 }
 
 void AddTraceFlags(CLI::App& app, ServeBenchOptions& options) {
+  app.option_defaults()->group("Requests");
   app.add_option("--num-prompts", options.trace.num_requests, "requests")
       ->check(CLI::Range(int64_t{1}, int64_t{10'000'000}));
   app.add_option("--request-rate", options.rates,
@@ -233,6 +234,7 @@ void AddTraceFlags(CLI::App& app, ServeBenchOptions& options) {
 }
 
 void AddReportFlags(CLI::App& app, ServeBenchOptions& options) {
+  app.option_defaults()->group("Report");
   app.add_option("--goodput", options.goodput,
                  "count requests within bounds in ms: ttft:MS tpot:MS itl:MS e2el:MS");
   app.add_option("--metric-percentiles", options.percentiles, "for the report")
@@ -246,6 +248,7 @@ void AddReportFlags(CLI::App& app, ServeBenchOptions& options) {
 
 // The target: a server, or an engine here, whose flags are those of `serve`.
 void AddTargetFlags(CLI::App& app, ServeBenchOptions& options) {
+  app.option_defaults()->group("Target");
   CLI::Option* const target =
       app.add_option("--target", options.target, "gRPC address of the server");
   AddClientFlags(app, options.access);
@@ -273,9 +276,9 @@ int BenchServe(int argc, char** argv) {
   CLI::App app(
       "Replays a trace of requests against a server, or an engine of this process. Latency counts "
       "from the scheduled arrival.");
-  AddTargetFlags(app, options);
   AddTraceFlags(app, options);
   AddReportFlags(app, options);
+  AddTargetFlags(app, options);
   if (auto code = ParseFlags(app, "bench serve", argc, argv)) return *code;
   options.trace.seed = options.replay.seed;
   return Finish("bench serve", RunLoad(options));
