@@ -21,7 +21,6 @@
 #include "server/cli/client_flags.h"
 #include "server/cli/command.h"
 #include "server/cli/open_model.h"
-#include "server/cli/progress.h"
 #include "server/configuration.h"
 #include "server/flag_values.h"
 #include "server/grpc/inference.grpc.pb.h"
@@ -229,8 +228,7 @@ absl::Status GenerateFromServer(const std::string& target, const ClientAccess& a
 
 absl::Status GenerateInProcess(const ServeOptions& options, std::chrono::milliseconds timeout,
                                v1::GenerateRequest request, const OnResponse& on_response) {
-  TREADLE_ASSIGN_OR_RETURN(OpenedModel opened,
-                           OpenModel(options, ShowProgress("loading " + options.model)));
+  TREADLE_ASSIGN_OR_RETURN(OpenedModel opened, OpenModel(options));
   TREADLE_ASSIGN_OR_RETURN(const std::unique_ptr<ServingStack> stack,
                            ServingStack::Create(std::move(opened.served), std::move(opened.engine),
                                                 SchedulingFrom(options, opened)));

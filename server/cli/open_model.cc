@@ -31,6 +31,7 @@
 #include "models/tensor_parallel.h"
 #include "models/text/tokenizer_json.h"
 #include "server/cli/daemon.h"
+#include "server/cli/progress.h"
 #include "server/cli/rank_devices.h"
 #include "server/cli/workers/worker_supervisor.h"
 #include "server/flag_values.h"
@@ -393,10 +394,10 @@ absl::StatusOr<CheckedModel> CheckModel(const ServeOptions& given) {
   return CheckedModel{std::move(checkpoint), std::move(devices), std::move(options), sampling};
 }
 
-absl::StatusOr<OpenedModel> OpenModel(const ServeOptions& options,
-                                      std::function<void(double)> progress, const LogSink& log) {
+absl::StatusOr<OpenedModel> OpenModel(const ServeOptions& options) {
   TREADLE_ASSIGN_OR_RETURN(const CheckedModel checked, CheckModel(options));
-  return OpenModel(checked, std::move(progress), log);
+  return OpenModel(checked,
+                   ShowProgress("loading " + options.model, checked.checkpoint->file_bytes()));
 }
 
 absl::StatusOr<OpenedModel> OpenModel(const CheckedModel& checked,

@@ -137,8 +137,7 @@ absl::Status ServeHere(ServeBenchOptions& options, std::vector<Replayed>& replay
   ServeOptions& serve = options.serve;
   TREADLE_RETURN_IF_ERROR(Policy::Create(serve.policy).status());  // before minutes of loading
   FitToTraces(replays, serve);
-  TREADLE_ASSIGN_OR_RETURN(OpenedModel opened,
-                           OpenModel(serve, ShowProgress("loading " + serve.model)));
+  TREADLE_ASSIGN_OR_RETURN(OpenedModel opened, OpenModel(serve));
   std::fprintf(stderr, "%s; %s; %s\n", opened.served.name.c_str(), opened.served.backend.c_str(),
                opened.kv.ToString().c_str());
   TREADLE_ASSIGN_OR_RETURN(const std::unique_ptr<ServingStack> stack,

@@ -155,5 +155,17 @@ TEST(Model, MayStandWithoutItsFlag) {
               HasSubstr("\n"));
 }
 
+// One line that is drawn in place, then what the work took.
+TEST(ProgressOnATerminal, IsOneLine) {
+  const std::string out = OwnFolder().path() + "/quantized.gguf";
+  TerminalProgram quantize(Treadle("quantize --weights q4_0", {OwnModel(), out}), kTerminal);
+  EXPECT_EQ(quantize.WaitForExit(), 0);
+  const std::vector<std::string> lines = LinesOf(quantize.output());
+  ASSERT_EQ(lines.size(), 2u) << quantize.output();
+  EXPECT_THAT(lines[0], testing::StartsWith("\r\x1b[K"));
+  EXPECT_THAT(lines[0], testing::ContainsRegex(" MB in [0-9.]+ s, [0-9.]+ MB/s"));
+  EXPECT_THAT(lines[1], HasSubstr("matrices converted"));
+}
+
 }  // namespace
 }  // namespace treadle
