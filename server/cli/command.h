@@ -38,6 +38,7 @@ struct Command {
 int RunServe(int argc, char** argv);
 int RunWorker(int argc, char** argv);
 int RunGenerate(int argc, char** argv);
+int RunChat(int argc, char** argv);
 int RunDrainWorker(int argc, char** argv);
 int RunReplay(int argc, char** argv);
 int RunTop(int argc, char** argv);

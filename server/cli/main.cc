@@ -23,6 +23,7 @@ constexpr Command kCommands[] = {
     {"serve", "load a model and serve it over gRPC and HTTP", RunServe},
     {"worker", "hold one stage of a model for a server with --workers", RunWorker},
     {"generate", "generate text: from a server, or in process with --model", RunGenerate},
+    {"chat", "a conversation with a server's model, in a terminal", RunChat},
     {"drain-worker", "ask a worker to leave its stage to another one", RunDrainWorker},
     {"replay", "run again what serve --record wrote, and compare every token", RunReplay},
     {"top", "a running server, live in a terminal", RunTop},
