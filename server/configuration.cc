@@ -158,6 +158,31 @@ constexpr Choice<GenerationConfig> kGenerationConfigs[] = {{"auto", GenerationCo
 constexpr Choice<MetricsAuth> kMetricsAuth[] = {{"none", MetricsAuth::kNone},
                                                 {"api-key", MetricsAuth::kApiKey}};
 
+// A heading in the table: the group of the flags after it.
+ServeFlag Group(const char* title) {
+  return {.name = "", .help = "", .engine = false, .chart = {}, .value = {}, .group = title};
+}
+
+constexpr std::string_view kFirst[] = {
+    "--model",       "--listen",    "--http-listen", "--api-keys-file", "--max-batch-size",
+    "--max-context", "--kv-memory", "--weights",     "--device",        "--threads"};
+
+// The flags, each with its group.
+std::vector<ServeFlag> Grouped(std::vector<ServeFlag> rows) {
+  std::vector<ServeFlag> flags;
+  const char* group = "";
+  for (ServeFlag& row : rows) {
+    const bool first = std::ranges::find(kFirst, row.name) != std::end(kFirst);
+    if (*row.name == '\0') {
+      group = row.group;
+    } else {
+      row.group = first ? kFirstFlags : group;
+      flags.push_back(std::move(row));
+    }
+  }
+  return flags;
+}
+
 }  // namespace
 
 const std::vector<ServeFlag>& ServeFlags() {
@@ -166,7 +191,8 @@ const std::vector<ServeFlag>& ServeFlags() {
   constexpr bool kEngine = true;  // else for serving alone
   constexpr bool kServing = false;
   constexpr int64_t kMany = 1'000'000'000;
-  static const std::vector<ServeFlag> flags = {
+  static const std::vector<ServeFlag> flags = Grouped({
+      Group("Model"),
       {"--model", "model: a .gguf file or a Hugging Face folder", kEngine, kOwn, Text(&O::model)},
       {"--served-model-name",
        "names of the model for clients: NAME,...; all are accepted, answers say the first; "
@@ -174,6 +200,7 @@ const std::vector<ServeFlag>& ServeFlags() {
        kServing, kServer, List(&O::served_model_names, ParseModelNames, kNames)},
       {"--model-sha256", "SHA-256 that the model's file must have, in hexadecimal digits", kServing,
        kNowhere, Value<std::string>(&O::model_sha256, ParseSha256, ShowText)},
+      Group("Addresses"),
       {"--listen",
        "address of gRPC, host:port; port 0 takes a free one; "
        "gateways find vllm.grpc.engine.VllmEngine there",
@@ -192,6 +219,7 @@ const std::vector<ServeFlag>& ServeFlags() {
        "address of a plaintext port with grpc.health.v1 alone (started, ready, live); "
        "none: probes ask --listen",
        kServing, kOwn, Listen(&O::health_listen, /*optional=*/true)},
+      Group("TLS and keys"),
       {"--tls-cert",
        "certificate chain (PEM) of --listen and --http-listen, read again when it changes; "
        "none: plaintext",
@@ -216,6 +244,7 @@ const std::vector<ServeFlag>& ServeFlags() {
       {"--metrics-token-file",
        "file of the tokens that scrapes need, one per line, read again when it changes", kServing,
        kOwn, Text(&O::metrics_token_file)},
+      Group("Scheduling"),
       {"--max-batch-size", "most sequences in one iteration", kEngine, kServer,
        Integer(&O::max_batch_size, 1, 65536)},
       {"--max-batch-tokens",
@@ -226,6 +255,7 @@ const std::vector<ServeFlag>& ServeFlags() {
        kServer, Integer(&O::max_queue, 1, kMany)},
       {"--max-context", "most tokens of one sequence, prompt and answer; 0: what the model allows",
        kEngine, kServer, Integer(&O::max_context, 0, kMany, "the model's")},
+      Group("K/V cache"),
       {"--kv-memory", "bytes of the K/V cache in each stage, such as 2G or 512M; or auto", kEngine,
        kServer,
        Size(&O::kv_memory, 1, std::numeric_limits<int64_t>::max(), "a size such as 2G", "auto")},
@@ -238,12 +268,13 @@ const std::vector<ServeFlag>& ServeFlags() {
        kServer,
        Size(&O::prefix_cache_memory, 0, std::numeric_limits<int64_t>::max(),
             "a size such as 1G, or 0")},
+      Group("Scheduling"),
       {"--speculate",
        "guesses of a request's next tokens, several of which one iteration verifies; answers are "
        "the same: ngram (what followed the same tokens earlier in the request), draft:MODEL (what "
-       "a "
-       "smaller model of the same vocabulary says, or ngram where that is surer) or off",
+       "a smaller model of the same vocabulary says, or ngram where that is surer) or off",
        kServing, kServer, SpeculateValue()},
+      Group("K/V cache"),
       {"--kv-events",
        "tell gateways that ask (SubscribeKvEvents) which token ids the prefix cache holds, "
        "so that they send requests where most is cached; with keys an operator's alone: on or off",
@@ -251,7 +282,8 @@ const std::vector<ServeFlag>& ServeFlags() {
       {"--kv-dtype", "type of the K/V cache: f16 or f32; on the CPU also int8, on a GPU bf16",
        kEngine, kServer, OneOf(&O::kv_dtype, kKvTypes)},
       {"--page-size", "tokens in one K/V page: a power of two from 16 to 4096", kEngine, kServer,
-       Value<int64_t>(&O::page_size, ParsePageSize, Str<int64_t>, kPageSizes)},
+       Value<int64_t>(&O::page_size, ParsePageSize, Str<int64_t>, kPageSizes, "N")},
+      Group("Weights and arithmetic"),
       {"--weights",
        "format that matrices get while loading: nf4, int8, fp8, q4_0, kbit-int4:64 ...; "
        "parts of the model by name: 'nf4,lm_head=int8,blk.0.=keep'",
@@ -261,7 +293,7 @@ const std::vector<ServeFlag>& ServeFlags() {
        "default: what the checkpoint says, else 6",
        kEngine, kServer,
        Value<std::optional<float>>(&O::outlier_threshold, ParseOutlierThreshold,
-                                   ShowOutlierThreshold, kThreshold)},
+                                   ShowOutlierThreshold, kThreshold, "NUMBER")},
       {"--outlier-rule",
        "outliers of int8 weights: per-row, or whole columns per-call "
        "(the paper's rule, with which answers depend on the batch)",
@@ -280,16 +312,19 @@ const std::vector<ServeFlag>& ServeFlags() {
        "answers on a GPU that do not depend on the rest of the batch: on or off; "
        "on a CPU they never depend on it",
        kEngine, kServer, OneOf(&O::deterministic, kSwitch)},
+      Group("Scheduling"),
       {"--policy",
        "scheduling policy: fcfs (first come, first served), priority (by the requests' field), "
        "fair-share (by API key and its weight), or request-level (the baseline)",
        kServing, kServer,
-       Value<std::string>(&O::policy, ParsePolicy, ShowText, EnumSchema(Policy::Names()))},
+       Value<std::string>(&O::policy, ParsePolicy, ShowText, EnumSchema(Policy::Names()),
+                          EnumType(Policy::Names()))},
       {"--max-ttft",
        "longest time to first token: a request that would wait longer, or longer than its "
        "deadline, "
        "by what iterations cost and what is before it, is refused when it comes; 0s: none is",
        kServing, kServer, Duration(&O::max_ttft)},
+      Group("Stages and workers"),
       {"--tensor-parallel", "ranks that share each layer, in every stage", kEngine, kOwn,
        Integer(&O::tensor_parallel, 1, 64)},
       {"--pipeline-parallel",
@@ -339,12 +374,14 @@ const std::vector<ServeFlag>& ServeFlags() {
       {"--control-secret-file",
        "file of the secret, 16 characters or more, that server and --workers prove to have",
        kEngine, kOwn, Text(&O::control_secret_file)},
+      Group("Threads"),
       {"--threads", "compute threads of all ranks and local workers; 0: one per CPU", kEngine,
        kServer, Integer(&O::threads, 0, 4096, "one per CPU")},
       {"--pin-threads", "bind each compute thread to one CPU: on or off", kEngine, kServer,
        OneOf(&O::pin_threads, kSwitch)},
       {"--engine-depth", "iterations in flight at once: 1 or 2", kEngine, kServer,
        Integer(&O::engine_depth, 1, 2)},
+      Group("Requests"),
       {"--default-max-new-tokens",
        "most new tokens of requests that do not say; clipped to the context", kServing, kServer,
        Integer(&O::default_max_new_tokens, 1, kMany)},
@@ -356,6 +393,7 @@ const std::vector<ServeFlag>& ServeFlags() {
        "embedding of a prompt: the mean of its final hidden states, or the last one; "
        "none: embeddings are refused (few models that generate text have useful ones)",
        kServing, kServer, OneOf(&O::embedding_pooling, kPoolings)},
+      Group("Time limits"),
       {"--drain-timeout", "time that accepted requests have after SIGTERM", kServing, kOwn,
        Duration(&O::drain_timeout)},
       {"--stream-stall-timeout", "time after which a client that reads nothing is cancelled",
@@ -364,6 +402,7 @@ const std::vector<ServeFlag>& ServeFlags() {
        "time after which an iteration is given up; on workers sooner: "
        "after five times what iterations took lately, and at least 2s",
        kEngine, kServer, Duration(&O::iteration_deadline)},
+      Group("Limits of clients"),
       {"--max-request-bytes", "most bytes of one request", kServing, kServer,
        Size(&O::max_request_bytes, 1024, std::numeric_limits<int32_t>::max(),
             "a size from 1K to 2047M")},
@@ -385,6 +424,7 @@ const std::vector<ServeFlag>& ServeFlags() {
       {"--max-header-bytes", "most bytes of the headers of one call", kServing, kServer,
        Size(&O::max_header_bytes, 8192, std::numeric_limits<int32_t>::max(),
             "a size from 8K to 2047M")},
+      Group("Log"),
       {"--log-format", "lines of the log: text, or json with time, severity, event and fields",
        kServing, kOwn, OneOf(&O::log_format, kLogFormats)},
       {"--log-level", "least severity that is logged: info, warning or error", kServing, kOwn,
@@ -394,6 +434,7 @@ const std::vector<ServeFlag>& ServeFlags() {
        kNowhere, Text(&O::log_file)},
       {"--log-requests", "log every request at its end, without its texts: on or off", kServing,
        kOwn, OneOf(&O::log_requests, kSwitch)},
+      Group("Stored requests"),
       {"--durable",
        "folder where requests and answers are stored before they are told, one for each server; "
        "clients resume them, after a crash, too; none: nothing is stored",
@@ -403,6 +444,7 @@ const std::vector<ServeFlag>& ServeFlags() {
        kServer, Duration(&O::durable_keep)},
       {"--durable-space", "most bytes of stored requests and answers; the oldest go first",
        kServing, kServer, Size(&O::durable_space, 1 << 20, int64_t{1} << 50, "a size from 1M")},
+      Group("Records of iterations"),
       {"--ledger-file", "file for the iteration ledger: one JSON line per iteration", kServing,
        kServer, Text(&O::ledger_file, kAbsolutePath)},
       {"--record",
@@ -414,7 +456,7 @@ const std::vector<ServeFlag>& ServeFlags() {
        "whose name ends in .1",
        kServing, kServer,
        Size(&O::record_size, 1 << 20, int64_t{1} << 40, "a size from 1M to 1024G")},
-  };
+  });
   return flags;
 }
 
@@ -422,7 +464,8 @@ void AddServeFlags(CLI::App& command, ServeOptions& options, bool engine_only) {
   for (const ServeFlag& flag : ServeFlags()) {
     if (engine_only && !flag.engine) continue;
     CLI::Option* option = command.add_option_function<std::string>(
-        flag.name,
+        // The model may also stand alone.
+        flag.name == std::string_view("--model") ? "--model,model" : flag.name,
         [&flag, &options](const std::string& text) {
           // Several values of a list come as lines.
           const absl::Status status = flag.value.read(
@@ -433,7 +476,10 @@ void AddServeFlags(CLI::App& command, ServeOptions& options, bool engine_only) {
         },
         flag.help);
     option->default_str(flag.value.show(options));
-    option->type_name("");
+    option->type_name(flag.value.type);
+    option->group(!engine_only                ? flag.group
+                  : flag.group == kFirstFlags ? "Engine"
+                                              : Str("Engine: ", flag.group));
     if (flag.value.list) option->join();
   }
 }

@@ -126,8 +126,9 @@ struct ServeOptions {
 struct FlagValue {
   std::function<absl::Status(ServeOptions&, const std::string&)> read;
   std::function<std::string(const ServeOptions&)> show;
-  std::string schema;  // what the Helm chart takes for it: a JSON schema on one line
-  bool list = false;   // a flag that is given several times is one with commas
+  std::string schema;         // what the Helm chart takes for it: a JSON schema on one line
+  bool list = false;          // a flag that is given several times is one with commas
+  std::string type = "TEXT";  // for --help: "SIZE", or the words, "{on,off}"
 };
 
 // Where the Helm chart has a flag: as a word under its `server`, set by the chart itself from other
@@ -140,10 +141,14 @@ struct ServeFlag {
   bool engine;  // concerns model and engine (also flags of in-process `generate` and benchmarks)
   InChart chart;
   FlagValue value;
+  const char* group = "";  // title in --help
 };
 const std::vector<ServeFlag>& ServeFlags();
+// The group, before all others, of the flags that most people need.
+inline constexpr char kFirstFlags[] = "What matters first";
 
-// Adds the flags (all, or those of the engine) to a command; a bad value is a CLI::ValidationError.
+// Adds the flags (all, or those of the engine) to a command, which then takes the model without its
+// flag, too; a bad value is a CLI::ValidationError.
 void AddServeFlags(CLI::App& command, ServeOptions& options, bool engine_only = false);
 
 // The max_batch_tokens, with `auto` resolved. A larger iteration uses the weights better and

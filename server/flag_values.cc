@@ -64,7 +64,7 @@ FlagValue Integer(int64_t ServeOptions::*field, int64_t low, int64_t high, std::
   const auto show = [zero](int64_t value) { return value == 0 ? zero : std::to_string(value); };
   return Value<int64_t>(
       field, parse, show,
-      Str(R"({"type": "integer", "minimum": )", low, R"(, "maximum": )", high, "}"));
+      Str(R"({"type": "integer", "minimum": )", low, R"(, "maximum": )", high, "}"), "N");
 }
 
 FlagValue Size(int64_t ServeOptions::*field, int64_t low, int64_t high, std::string expected,
@@ -79,7 +79,7 @@ FlagValue Size(int64_t ServeOptions::*field, int64_t low, int64_t high, std::str
   const auto show = [zero](int64_t value) { return value == 0 ? zero : ShowBytes(value); };
   std::string schema = R"({"type": "string", "pattern": "^[0-9]+(\\.[0-9]+)?[KMGT]?$"})";
   if (automatic) schema = Str(R"({"anyOf": [{"enum": ["auto"]}, )", schema, "]}");
-  return Value<int64_t>(field, parse, show, std::move(schema));
+  return Value<int64_t>(field, parse, show, std::move(schema), "SIZE");
 }
 
 FlagValue Duration(std::chrono::milliseconds ServeOptions::*field) {
@@ -89,7 +89,7 @@ FlagValue Duration(std::chrono::milliseconds ServeOptions::*field) {
   };
   return Value<std::chrono::milliseconds>(
       field, ParseDuration, show,
-      R"({"type": "string", "pattern": "^[0-9]+(\\.[0-9]+)?(ms|s|m|h)$"})");
+      R"({"type": "string", "pattern": "^[0-9]+(\\.[0-9]+)?(ms|s|m|h)$"})", "TIME");
 }
 
 std::string ShowText(const std::string& text) { return text.empty() ? "none" : text; }
@@ -105,7 +105,7 @@ FlagValue Listen(std::string ServeOptions::*field, bool optional) {
     TREADLE_RETURN_IF_ERROR(ParseAddress(text).status());
     return text;
   };
-  return Value<std::string>(field, parse, ShowText);
+  return Value<std::string>(field, parse, ShowText, kAnyText, "ADDRESS");
 }
 
 absl::Status ExpectedOneOf(const std::vector<std::string_view>& words, const std::string& text) {
@@ -118,6 +118,12 @@ std::string EnumSchema(const std::vector<std::string_view>& words) {
   std::string all;
   for (const std::string_view word : words) all += Str(all.empty() ? "\"" : ", \"", word, "\"");
   return Str(R"({"enum": [)", all, "]}");
+}
+
+std::string EnumType(const std::vector<std::string_view>& words) {
+  std::string all;
+  for (const std::string_view word : words) all += Str(all.empty() ? "{" : ",", word);
+  return all + "}";
 }
 
 std::string ShowBytes(int64_t bytes) {

@@ -24,14 +24,16 @@ inline constexpr char kAnyText[] = R"({"type": "string"})";
 // A value that `parse` reads and `show` shows.
 template <typename T>
 FlagValue Value(T ServeOptions::*field, std::function<absl::StatusOr<T>(const std::string&)> parse,
-                std::function<std::string(const T&)> show, std::string schema = kAnyText) {
+                std::function<std::string(const T&)> show, std::string schema = kAnyText,
+                std::string type = "TEXT") {
   return {.read = [=](ServeOptions& options, const std::string& text) -> absl::Status {
             absl::StatusOr<T> value = parse(text);
             if (value.ok()) options.*field = *std::move(value);
             return value.status();
           },
           .show = [=](const ServeOptions& options) { return show(options.*field); },
-          .schema = std::move(schema)};
+          .schema = std::move(schema),
+          .type = std::move(type)};
 }
 
 // Numbers show 0 as `zero`, and read it where that is "auto".
@@ -49,6 +51,7 @@ FlagValue Listen(std::string ServeOptions::*field, bool optional);
 // The error for a value that is none of `words`, and their schema.
 absl::Status ExpectedOneOf(const std::vector<std::string_view>& words, const std::string& text);
 std::string EnumSchema(const std::vector<std::string_view>& words);
+std::string EnumType(const std::vector<std::string_view>& words);
 
 template <typename T, size_t N>
 FlagValue OneOf(T ServeOptions::*field, const Choice<T> (&choices)[N]) {
@@ -60,7 +63,7 @@ FlagValue OneOf(T ServeOptions::*field, const Choice<T> (&choices)[N]) {
     return *value;
   };
   const auto show = [&choices](const T& value) { return std::string(WordOf(choices, value)); };
-  return Value<T>(field, parse, show, EnumSchema(words));
+  return Value<T>(field, parse, show, EnumSchema(words), EnumType(words));
 }
 
 // "512", "64K", "100M", "2G", "1.5G" (powers of 1024) and "30s", "500ms", "2m".

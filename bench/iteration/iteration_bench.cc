@@ -222,6 +222,9 @@ absl::StatusOr<std::vector<IterationBenchRow>> RunIterationBench(
   std::mt19937_64 random(1);
   SequenceId next_id = 1;
   std::vector<IterationBenchRow> rows;
+  const double all_batches = static_cast<double>(
+      options.prompt_tokens.size() * options.batch_sizes.size() * (options.repeats + size_t{1}));
+  double batches = 0;
   for (const int32_t prompt_tokens : options.prompt_tokens) {
     for (const int32_t batch_size : options.batch_sizes) {
       std::vector<double> prefill, decode, gaps, experts;
@@ -229,6 +232,7 @@ absl::StatusOr<std::vector<IterationBenchRow>> RunIterationBench(
         TREADLE_ASSIGN_OR_RETURN(const Times times, RunBatch(driver, kv, options, prompt_tokens,
                                                              batch_size, next_id, random));
         next_id += batch_size;
+        if (options.progress) options.progress(++batches / all_batches);
         if (repeat == 0) continue;
         prefill.push_back(times.prefill);
         decode.push_back(times.decode);

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
@@ -31,6 +32,7 @@ struct IterationBenchOptions {
   // The next iteration is submitted when the one before it has given its result: shows what the
   // host does between two, which an engine that works ahead hides.
   bool one_at_a_time = false;
+  std::function<void(double)> progress = {};  // 0 to 1; may be empty
 };
 
 struct IterationBenchRow {

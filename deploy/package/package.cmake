@@ -22,6 +22,21 @@ install(CODE "
   configure_file([[${CMAKE_SOURCE_DIR}/deploy/systemd/treadle.service.in]]
     [[${CMAKE_BINARY_DIR}/treadle.service]] @ONLY)")
 install(FILES ${CMAKE_BINARY_DIR}/treadle.service DESTINATION lib/systemd/system)
+# What the program says of itself.
+install(CODE "
+  set(program [[${CMAKE_BINARY_DIR}/treadle]])
+  execute_process(COMMAND \${program} help --man COMMAND gzip -9nc
+    OUTPUT_FILE [[${CMAKE_BINARY_DIR}/treadle.1.gz]] COMMAND_ERROR_IS_FATAL ANY)
+  foreach(shell bash zsh fish)
+    execute_process(COMMAND \${program} completions \${shell}
+      OUTPUT_FILE \"${CMAKE_BINARY_DIR}/completions.\${shell}\" COMMAND_ERROR_IS_FATAL ANY)
+  endforeach()")
+install(FILES ${CMAKE_BINARY_DIR}/treadle.1.gz DESTINATION share/man/man1)
+install(FILES ${CMAKE_BINARY_DIR}/completions.bash
+  DESTINATION share/bash-completion/completions RENAME treadle)
+install(FILES ${CMAKE_BINARY_DIR}/completions.zsh DESTINATION share/zsh/vendor-completions RENAME _treadle)
+install(FILES ${CMAKE_BINARY_DIR}/completions.fish
+  DESTINATION share/fish/vendor_completions.d RENAME treadle.fish)
 install(FILES LICENSE DESTINATION share/doc/treadle COMPONENT license)
 
 set(debian ${CMAKE_SOURCE_DIR}/deploy/package)

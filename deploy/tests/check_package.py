@@ -19,6 +19,8 @@ FILES = {
     "bin/treadle", "lib/systemd/system/treadle.service", "share/doc/treadle/README.md", "share/doc/treadle/deploy/README.md",
     "share/treadle/grafana/treadle.json", "share/treadle/nginx/grpc.conf",
     "share/treadle/prometheus/alerts.yaml", "share/treadle/prometheus/prometheus.yaml",
+    "share/man/man1/treadle.1.gz", "share/bash-completion/completions/treadle", "share/zsh/vendor-completions/_treadle",
+    "share/fish/vendor_completions.d/treadle.fish",
     "share/treadle/proto/server/inference.proto", "share/treadle/proto/server/rpc_details.proto",
 }
 FILES |= {f"share/doc/treadle/docs/{name}" for name in os.listdir(os.path.join(os.path.dirname(__file__), "../../docs"))}
@@ -98,6 +100,14 @@ def check_prefix(root, prefix):
     assert "NEEDED" in dynamic and not re.search(r"RPATH|RUNPATH", dynamic), dynamic
     proto = f"{installed}/share/treadle/proto"
     run("protoc", "-I", proto, "--descriptor_set_out=/dev/null", *(p for p in files(proto)))
+    run("bash", "-n", f"{installed}/share/bash-completion/completions/treadle")
+    page = f"{installed}/share/man/man1/treadle.1.gz"
+    with gzip.open(page, "rt") as text:
+        assert text.readline().startswith(".TH TREADLE 1 "), page
+    if shutil.which("man"):
+        warnings = subprocess.run(["man", "--warnings=w", "-l", page], stdout=subprocess.DEVNULL,
+                                  stderr=subprocess.PIPE, text=True, timeout=300, env={**CLEAN, "LC_ALL": "C.UTF-8"})
+        assert warnings.returncode == 0 and not warnings.stderr, warnings.stderr
     unit = read(installed, "lib/systemd/system/treadle.service")
     start = re.search(r"^ExecStart=(\S+) serve$", unit, re.M)[1]
     assert start == f"{prefix}/bin/treadle", unit

@@ -1,5 +1,7 @@
 #include "server/cli/command.h"
 
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
@@ -11,6 +13,8 @@
 #include "base/nearest.h"
 #include "base/status.h"
 #include "base/utf8.h"
+#include "server/cli/help/reference.h"
+#include "server/cli/help/terminal.h"
 
 namespace treadle {
 namespace {
@@ -26,8 +30,27 @@ std::string Complaint(const char* command, std::string message) {
 }
 
 int Complain(const char* command, const std::string& message, int code) {
-  std::fprintf(stderr, "%s\n", Complaint(command, message).c_str());
+  const std::string line = Complaint(command, message);
+  const size_t name = Invocation(command).size() + 1;
+  std::fprintf(stderr, "%s%s\n",
+               Styled(line.substr(0, name), kRed, HasColours(STDERR_FILENO)).c_str(),
+               line.substr(name).c_str());
   return code;
+}
+
+constexpr std::string_view kHelpFormat = "--help=";
+constexpr int kWidestHelp = 100;
+
+// The format of --help=FORMAT; null: the command line asks for something else.
+const ReferenceFormat* FormatAsked(int argc, char** argv) {
+  const std::string_view word = argc == 2 ? argv[1] : "";
+  return word.starts_with(kHelpFormat) ? FindReferenceFormat(word.substr(kHelpFormat.size()))
+                                       : nullptr;
+}
+
+void PrintHelp(const CLI::App& app, const std::string& name) {
+  const int width = std::min(ColumnsOf(STDOUT_FILENO, kWidestHelp), kWidestHelp);
+  std::fputs(HelpText(Describe(app, name), width, HasColours(STDOUT_FILENO)).c_str(), stdout);
 }
 
 // For the first word of the command line that is a flag, but none of the program's.
@@ -66,7 +89,23 @@ void AddWords(CLI::App& app, const char* name, std::vector<std::string> words,
       ->check(one_of_them);
 }
 
+void PrintReference(const ReferenceFormat& format, const char* program,
+                    std::span<const Command> commands) {
+  CommandNames names;
+  for (const Command& command : commands) names.emplace_back(command.name, command.help);
+  std::fputs(format.names(program, names).c_str(), stdout);
+  for (const Command& command : commands) {
+    std::string name = command.name, flag = Str(kHelpFormat, format.name);
+    char* arguments[] = {name.data(), flag.data(), nullptr};
+    command.run(2, arguments);
+  }
+}
+
 int RunBenchmark(const char* program, std::span<const Command> benchmarks, int argc, char** argv) {
+  if (const ReferenceFormat* const format = FormatAsked(argc, argv)) {
+    PrintReference(*format, program, benchmarks);
+    return 0;
+  }
   const std::string_view name = argc > 1 ? argv[1] : "";
   for (const Command& benchmark : benchmarks) {
     if (name == benchmark.name) return benchmark.run(argc - 1, argv + 1);
@@ -87,10 +126,14 @@ std::optional<int> ParseFlags(CLI::App& app, const char* command, int argc, char
     if (option->get_default_str().empty()) option->capture_default_str();
     if (option->get_default_str() == "[]") option->default_str("");
   }
+  if (const ReferenceFormat* const format = FormatAsked(argc, argv)) {
+    std::fputs(format->command(Describe(app, Invocation(command))).c_str(), stdout);
+    return 0;
+  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
-    std::fputs(app.help().c_str(), stdout);
+    PrintHelp(app, Invocation(command));
     return 0;
   } catch (const CLI::ExtrasError& error) {
     const std::string meant = MeantFlag(app, argc, argv);

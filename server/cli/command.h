@@ -22,6 +22,8 @@ class App;
 
 namespace treadle {
 
+struct ReferenceFormat;
+
 inline constexpr char kExitCodes[] =
     "Exit codes: 0 done, or drained after a signal, or stopped by one while loading; 1 something "
     "failed; 2 wrong flags or files; 3 "
@@ -36,6 +38,7 @@ struct Command {
 int RunServe(int argc, char** argv);
 int RunWorker(int argc, char** argv);
 int RunGenerate(int argc, char** argv);
+int RunChat(int argc, char** argv);
 int RunDrainWorker(int argc, char** argv);
 int RunReplay(int argc, char** argv);
 int RunTop(int argc, char** argv);
@@ -63,6 +66,11 @@ int RunBenchmark(const char* program, std::span<const Command> benchmarks, int a
 
 // A `command` below is as users type it after "treadle": "serve"; or, of the other program, all of
 // it: "treadle-bench kernels".
+
+// Prints the names of a program's commands and every command's part of a reference
+// (help/reference.h). program: as for RunBenchmark, or "treadle".
+void PrintReference(const ReferenceFormat& format, const char* program,
+                    std::span<const Command> commands);
 
 // Nothing if the command should go on; else the exit code (0 after --help).
 std::optional<int> ParseFlags(CLI::App& app, const char* command, int argc, char** argv);

@@ -35,10 +35,12 @@ Signals::~Signals() {
   close(event_fd_);
 }
 
-int Signals::Wait() {
-  pollfd sources[] = {{signal_fd_, POLLIN, 0}, {event_fd_, POLLIN, 0}};
-  while (poll(sources, 2, -1) < 0) {
+int Signals::Wait(int fd) {
+  // poll ignores negative descriptors.
+  pollfd sources[] = {{signal_fd_, POLLIN, 0}, {event_fd_, POLLIN, 0}, {fd, POLLIN, 0}};
+  while (poll(sources, 3, -1) < 0) {
   }
+  if (sources[0].revents == 0 && sources[1].revents == 0) return kReadable;
   if (sources[0].revents == 0) {
     uint64_t interrupts = 0;
     TREADLE_CHECK(read(event_fd_, &interrupts, sizeof interrupts) == sizeof interrupts);

@@ -28,8 +28,9 @@ class Signals {
   Signals();
   ~Signals();
 
-  // The signal that came, or 0 after Interrupt.
-  int Wait();
+  // The signal that came, or 0 after Interrupt, or kReadable: `fd`, if there is one, can be read.
+  static constexpr int kReadable = -1;
+  int Wait(int fd = -1);
   void Interrupt();
 
  private:

@@ -3,37 +3,28 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <cstdio>
-#include <functional>
 #include <future>
 #include <iostream>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
-#include <variant>
 #include <vector>
 
 #include "base/status.h"
-#include "kernels/sampling.h"
-#include "net/client_channel.h"
-#include "server/cli/client_flags.h"
 #include "server/cli/command.h"
+#include "server/cli/generate_client.h"
 #include "server/cli/open_model.h"
-#include "server/cli/progress.h"
 #include "server/configuration.h"
 #include "server/flag_values.h"
 #include "server/grpc/inference.grpc.pb.h"
 #include "server/grpc/messages.h"
-#include "server/grpc/wire_format.h"
 #include "server/serving_stack.h"
 #include "server/session/session.h"
 
 namespace treadle {
 namespace {
-
-constexpr char kDefaultTarget[] = "127.0.0.1:50051";
 
 struct GenerateOptions {
   std::string target;
@@ -43,79 +34,32 @@ struct GenerateOptions {
 
   std::optional<std::string> chat, system, prompt;
   std::vector<int32_t> token_ids;
-  std::vector<std::string> stop;
-  std::vector<int32_t> stop_token_ids;
-  v1::GenerateRequest request;  // what the other flags say
-  v1::ResumeRequest resume;     // with an id: instead
+  RequestFlags request;
+  v1::ResumeRequest resume;  // with an id: instead
   bool json = false;
 };
 
-// A flag that sets a field of a message.
-template <typename Message, typename T>
-void AddField(CLI::App& app, const char* flag, Message& message, void (Message::*set)(T),
-              const char* text) {
-  app.add_option_function<T>(
-      flag, [&message, set](const T& value) { (message.*set)(value); }, text);
-}
-
-// A flag that sets the field of that name.
-void AddSamplingFlag(CLI::App& app, const SamplingField& field, v1::Sampling& sampling) {
-  const auto* to = v1::Sampling::descriptor()->FindFieldByName(std::string(field.name));
-  std::string flag = "--" + std::string(field.name);
-  std::ranges::replace(flag, '_', '-');
-  const std::string help(field.help);
-  const google::protobuf::Reflection* set = sampling.GetReflection();
-  if (std::holds_alternative<float SamplingParameters::*>(field.member)) {
-    app.add_option_function<float>(
-        flag, [=, &sampling](const float& value) { set->SetFloat(&sampling, to, value); }, help);
-  } else {
-    app.add_option_function<int32_t>(
-        flag, [=, &sampling](const int32_t& value) { set->SetInt32(&sampling, to, value); }, help);
-  }
-}
-
 void AddRequestFlags(CLI::App& app, GenerateOptions& o) {
-  using v1::ResponseOptions;
-  using v1::Sampling;
-  using v1::Stopping;
-  Sampling& sampling = *o.request.mutable_sampling();
-  Stopping& stopping = *o.request.mutable_stopping();
-  ResponseOptions& response = *o.request.mutable_response();
+  v1::GenerateRequest& request = o.request.request;
+  v1::Sampling& sampling = *request.mutable_sampling();
+  v1::ResponseOptions& response = *request.mutable_response();
+  AddSamplingFlags(app, o.request);
   sampling.set_num_candidates(1);
-  for (const SamplingField& field : kSamplingFields) AddSamplingFlag(app, field, sampling);
-  app.get_option("--temperature")
-      ->description("0: greedy, the default unless the model's authors recommend otherwise");
-  AddField(app, "--seed", sampling, &Sampling::set_seed,
-           "seed of sampling; random if absent, and --json shows it");
-  AddField(app, "--n", sampling, &Sampling::set_num_candidates, "number of candidates");
-  AddField(app, "--max-new-tokens", stopping, &Stopping::set_max_new_tokens,
-           "most new tokens; the server's default if absent");
-  AddField(app, "--min-new-tokens", stopping, &Stopping::set_min_new_tokens,
-           "fewest new tokens: no end before");
-  app.add_option("--stop", o.stop, "stop string; may be given several times")
-      ->expected(1)
-      ->take_all();
-  app.add_option("--stop-token-ids", o.stop_token_ids, "ids that end the answer: 1,2,3")
-      ->delimiter(',');
-  app.add_flag_callback(
-      "--ignore-eos", [&stopping] { stopping.set_ignore_eos(true); },
-      "go on after the model's end token");
-  AddField(app, "--logprobs", response, &ResponseOptions::set_logprobs,
-           "alternatives per token, 0 to 20, shown with --json");
-  AddField(app, "--prompt-logprobs", response, &ResponseOptions::set_prompt_logprobs,
-           "alternatives per prompt token, 0 to 20, shown with --json");
+  app.add_option_function<int32_t>("--n", SetsField(sampling, &v1::Sampling::set_num_candidates),
+                                   "number of candidates");
+  AddStoppingFlags(app, o.request);
+  app.option_defaults()->group("Output");
+  app.add_flag("--json", o.json, "print one JSON object instead of text, with the seed");
+  app.add_option_function<int32_t>("--logprobs",
+                                   SetsField(response, &v1::ResponseOptions::set_logprobs),
+                                   "alternatives per token, 0 to 20, shown with --json");
+  app.add_option_function<int32_t>("--prompt-logprobs",
+                                   SetsField(response, &v1::ResponseOptions::set_prompt_logprobs),
+                                   "alternatives per prompt token, 0 to 20, shown with --json");
 }
 
 void AddFlags(CLI::App& app, GenerateOptions& o) {
-  CLI::Option* target =
-      app.add_option("--target", o.target, "server, host:port")->default_str(kDefaultTarget);
-  AddClientFlags(app, o.access);
-  AddServeFlags(app, o.engine, /*engine_only=*/true);
-  app.get_option("--model")
-      ->description("generate in this process, from a .gguf file or a Hugging Face folder")
-      ->excludes(target);
-  app.add_option("--timeout", o.timeout, "deadline of the request, such as 30s; none if absent");
-
+  app.option_defaults()->group("Prompt");
   CLI::Option* chat = app.add_option("--chat", o.chat, "the user's message, in the chat template");
   app.add_option("--system", o.system, "system message before --chat")->needs(chat);
   CLI::Option* prompt = app.add_option("--prompt", o.prompt, "prompt as it is");
@@ -123,17 +67,26 @@ void AddFlags(CLI::App& app, GenerateOptions& o) {
   ids->delimiter(',')->excludes(chat)->excludes(prompt);
   prompt->excludes(chat);
 
-  AddRequestFlags(app, o);
+  app.option_defaults()->group("Server");
+  CLI::Option* target =
+      app.add_option("--target", o.target, "server, host:port")->default_str(kDefaultTarget);
+  AddClientFlags(app, o.access);
+  app.add_option("--timeout", o.timeout, "deadline of the request, such as 30s; none if absent");
   app.add_option_function<std::string>(
-      "--request-id", [&o](const std::string& id) { o.request.set_request_id(id); },
+      "--request-id", [&o](const std::string& id) { o.request.request.set_request_id(id); },
       "the request's name, also for --resume");
   CLI::Option* resume = app.add_option_function<std::string>(
       "--resume", [&o](const std::string& id) { o.resume.set_request_id(id); },
       "the rest of this request's answer, from a server with --durable");
-  for (CLI::Option* other : {app.get_option("--model"), chat, prompt, ids}) resume->excludes(other);
-  AddField(app, "--from", o.resume, &v1::ResumeRequest::set_from_token,
-           "number of its tokens that are there already, with --resume");
-  app.add_flag("--json", o.json, "print one JSON object instead of text");
+  app.add_option_function<int32_t>("--from",
+                                   SetsField(o.resume, &v1::ResumeRequest::set_from_token),
+                                   "number of its tokens that are there already, with --resume");
+
+  AddRequestFlags(app, o);
+  AddServeFlags(app, o.engine, /*engine_only=*/true);
+  CLI::Option* const model = app.get_option("--model")->excludes(target);
+  model->description("generate in this process, from a .gguf file or a Hugging Face folder");
+  for (CLI::Option* other : {model, chat, prompt, ids}) resume->excludes(other);
 }
 
 void AddMessage(const char* role, const std::string& content, v1::Chat& chat) {
@@ -142,7 +95,7 @@ void AddMessage(const char* role, const std::string& content, v1::Chat& chat) {
   message->set_content(content);
 }
 
-absl::Status FillPromptAndStops(const GenerateOptions& o, v1::GenerateRequest& request) {
+void FillPrompt(const GenerateOptions& o, v1::GenerateRequest& request) {
   if (o.chat) {
     if (o.system) AddMessage("system", *o.system, *request.mutable_chat());
     AddMessage("user", *o.chat, *request.mutable_chat());
@@ -150,19 +103,16 @@ absl::Status FillPromptAndStops(const GenerateOptions& o, v1::GenerateRequest& r
     request.mutable_token_ids()->mutable_ids()->Add(o.token_ids.begin(), o.token_ids.end());
   } else if (o.prompt) {
     request.set_text(*o.prompt);
-  } else if (isatty(STDIN_FILENO)) {
-    return InvalidArgument("no prompt: expected --chat, --prompt, --token-ids, or text on stdin");
   } else {
+    if (isatty(STDIN_FILENO) != 0) {
+      std::fputs("Type the prompt; Ctrl-D at the beginning of a line ends it.\n", stderr);
+    }
     request.set_text(
         std::string(std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>()));
   }
-  v1::Stopping& stopping = *request.mutable_stopping();
-  stopping.mutable_stop_strings()->Add(o.stop.begin(), o.stop.end());
-  stopping.mutable_stop_token_ids()->Add(o.stop_token_ids.begin(), o.stop_token_ids.end());
-  return absl::OkStatus();
 }
 
-using OnResponse = std::function<void(const v1::GenerateResponse&)>;
+using OnResponse = GenerateClient::OnResponse;
 
 // The front end of one caller in this process.
 class LocalCall final : public Session {
@@ -184,49 +134,20 @@ class LocalCall final : public Session {
   std::promise<absl::Status> ended_;
 };
 
-// A model whose authors recommend nothing answers greedily, so that it says the same each time.
-void DefaultToGreedy(bool recommended, v1::GenerateRequest& request) {
-  v1::Sampling& sampling = *request.mutable_sampling();
-  if (!recommended && !sampling.has_temperature()) sampling.set_temperature(0);
-}
-
-// `timeout` 0: no deadline. Both sources give the messages of GenerateStream, in order, on one
-// thread.
-absl::Status GenerateFromServer(const std::string& target, const ClientAccess& access,
-                                std::chrono::milliseconds timeout, v1::GenerateRequest request,
-                                const v1::ResumeRequest& resume, const OnResponse& on_response) {
-  grpc::ChannelArguments arguments;
-  arguments.SetMaxReceiveMessageSize(-1);
-  const auto stub = v1::Inference::NewStub(OpenChannel(target, access.credentials, arguments));
-  const auto deadline = std::chrono::system_clock::now() + timeout;
-  const auto prepare = [&](grpc::ClientContext& context) {
-    if (!access.authorization.empty()) context.AddMetadata("authorization", access.authorization);
-    if (timeout.count() > 0) context.set_deadline(deadline);
-  };
-  const auto named = [&target](const absl::Status& status) {
-    if (status.ok()) return status;
-    return absl::Status(status.code(), Str(target, ": ", status.ToString()));
-  };
-  grpc::ClientContext context;
-  prepare(context);
-  const bool fresh = resume.request_id().empty();
-  if (fresh && !request.sampling().has_temperature()) {
-    grpc::ClientContext asking;
-    prepare(asking);
-    v1::GetModelInfoResponse model;
-    TREADLE_RETURN_IF_ERROR(named(FromGrpcStatus(stub->GetModelInfo(&asking, {}, &model))));
+absl::Status GenerateFromServer(const GenerateClient& client, v1::GenerateRequest request,
+                                const OnResponse& on_response) {
+  if (!request.sampling().has_temperature()) {
+    TREADLE_ASSIGN_OR_RETURN(const v1::GetModelInfoResponse model, client.ModelInfo());
     DefaultToGreedy(model.has_sampling_defaults(), request);
   }
-  const auto reader =
-      fresh ? stub->GenerateStream(&context, request) : stub->Resume(&context, resume);
-  for (v1::GenerateResponse response; reader->Read(&response);) on_response(response);
-  return named(FromGrpcStatus(reader->Finish()));
+  grpc::ClientContext context;
+  return client.Generate(request, context, on_response);
 }
 
+// `timeout` 0: no deadline. As GenerateClient: every message in order, on one thread.
 absl::Status GenerateInProcess(const ServeOptions& options, std::chrono::milliseconds timeout,
                                v1::GenerateRequest request, const OnResponse& on_response) {
-  TREADLE_ASSIGN_OR_RETURN(OpenedModel opened,
-                           OpenModel(options, ShowProgress("loading " + options.model)));
+  TREADLE_ASSIGN_OR_RETURN(OpenedModel opened, OpenModel(options));
   TREADLE_ASSIGN_OR_RETURN(const std::unique_ptr<ServingStack> stack,
                            ServingStack::Create(std::move(opened.served), std::move(opened.engine),
                                                 SchedulingFrom(options, opened)));
@@ -320,19 +241,24 @@ absl::Status Generate(const GenerateOptions& o) {
     if (!parsed.ok()) return InvalidArgument("--timeout ", parsed.status().message());
     timeout = *parsed;
   }
-  v1::GenerateRequest request = o.request;
-  if (o.resume.request_id().empty()) TREADLE_RETURN_IF_ERROR(FillPromptAndStops(o, request));
+  v1::GenerateRequest request = o.request.Request();
+  const bool resume = !o.resume.request_id().empty();
+  if (!resume) FillPrompt(o, request);
   const bool stream = !o.json && request.sampling().num_candidates() <= 1;
   v1::GenerateResponse answer;
   const OnResponse take = [&](const v1::GenerateResponse& next) {
     Append(next, answer);
     if (stream && next.output().candidate() == 0) std::cout << next.output().text() << std::flush;
   };
-  const std::string target = o.target.empty() ? kDefaultTarget : o.target;
-  TREADLE_ASSIGN_OR_RETURN(const ClientAccess access, OpenAccess(o.access));
-  TREADLE_RETURN_IF_ERROR(o.engine.model.empty()
-                              ? GenerateFromServer(target, access, timeout, request, o.resume, take)
-                              : GenerateInProcess(o.engine, timeout, request, take));
+  if (o.engine.model.empty()) {
+    TREADLE_ASSIGN_OR_RETURN(
+        const GenerateClient client,
+        GenerateClient::Open(o.target.empty() ? kDefaultTarget : o.target, o.access, timeout));
+    TREADLE_RETURN_IF_ERROR(resume ? client.Resume(o.resume, take)
+                                   : GenerateFromServer(client, request, take));
+  } else {
+    TREADLE_RETURN_IF_ERROR(GenerateInProcess(o.engine, timeout, request, take));
+  }
   if (o.json) {
     std::cout << AnswerToJson(answer, request.response().has_prompt_logprobs()) << std::endl;
     return absl::OkStatus();

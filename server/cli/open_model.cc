@@ -32,6 +32,7 @@
 #include "models/text/tokenizer_json.h"
 #include "server/cli/daemon.h"
 #include "server/cli/models/open_draft_model.h"
+#include "server/cli/progress.h"
 #include "server/cli/rank_devices.h"
 #include "server/cli/workers/worker_supervisor.h"
 #include "server/flag_values.h"
@@ -396,10 +397,10 @@ absl::StatusOr<CheckedModel> CheckModel(const ServeOptions& given) {
                       std::move(options), sampling};
 }
 
-absl::StatusOr<OpenedModel> OpenModel(const ServeOptions& options,
-                                      std::function<void(double)> progress, const LogSink& log) {
+absl::StatusOr<OpenedModel> OpenModel(const ServeOptions& options) {
   TREADLE_ASSIGN_OR_RETURN(const CheckedModel checked, CheckModel(options));
-  return OpenModel(checked, std::move(progress), log);
+  return OpenModel(checked,
+                   ShowProgress("loading " + options.model, checked.checkpoint->file_bytes()));
 }
 
 absl::StatusOr<OpenedModel> OpenModel(const CheckedModel& checked,

@@ -52,15 +52,13 @@ struct CheckedModel {
 // file, tensor or flag, and what was expected.
 absl::StatusOr<CheckedModel> CheckModel(const ServeOptions& options);
 
-// Packs a checked model's weights for this machine, and sizes the K/V cache; with options alone it
-// checks them first. Errors as CheckModel's. `progress`: fraction loaded; may be empty.
-// `log`: what worker processes say.
+// Packs a checked model's weights for this machine, and sizes the K/V cache. Errors as
+// CheckModel's. `progress`: fraction loaded; may be empty. `log`: what worker processes say.
 absl::StatusOr<OpenedModel> OpenModel(const CheckedModel& checked,
                                       std::function<void(double)> progress,
                                       const LogSink& log = WarningsToStderr());
-absl::StatusOr<OpenedModel> OpenModel(const ServeOptions& options,
-                                      std::function<void(double)> progress,
-                                      const LogSink& log = WarningsToStderr());
+// Checks and opens the model of `options`, and shows on stderr how far it is.
+absl::StatusOr<OpenedModel> OpenModel(const ServeOptions& options);
 
 SchedulingOptions SchedulingFrom(const ServeOptions& options, const OpenedModel& opened);
 

@@ -3,62 +3,118 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <memory>
 #include <utility>
 
+#include "absl/strings/str_format.h"
 #include "base/status.h"
+#include "server/cli/help/terminal.h"
 
 namespace treadle {
 namespace {
 
-constexpr int kBarWidth = 30;
+using absl::StrFormat;
+using Clock = std::chrono::steady_clock;
+
+constexpr int kBarWidth = 20;
+constexpr int kNoTerminal = 1 << 20;  // columns
+constexpr std::chrono::milliseconds kRedraw{100};
+
+std::string Bytes(double bytes) {
+  return bytes < 1e9 ? StrFormat("%.1f MB", bytes / 1e6) : StrFormat("%.2f GB", bytes / 1e9);
+}
+
+std::string Span(double seconds) {
+  if (seconds < 10) return StrFormat("%.1f s", seconds);
+  const auto whole = static_cast<int64_t>(std::min(std::ceil(seconds), 1e9));
+  if (whole < 100) return StrFormat("%d s", whole);
+  return whole < 6000 ? StrFormat("%dm%02ds", whole / 60, whole % 60)
+                      : StrFormat("%dh%02dm", whole / 3600, whole / 60 % 60);
+}
 
 class Progress {
  public:
-  Progress(std::string what, LogSink log)
-      : what_(std::move(what)), log_(std::move(log)), terminal_(!log_ && isatty(STDERR_FILENO)) {}
+  Progress(std::string what, uint64_t bytes, LogSink log)
+      : what_(std::move(what)),
+        bytes_(bytes),
+        log_(std::move(log)),
+        terminal_(!log_ && isatty(STDERR_FILENO)) {
+    if (!log_) return;
+    const std::string size = bytes_ > 0 ? ", " + Bytes(static_cast<double>(bytes_)) : "";
+    log_({.name = "loading",
+          .message = what_ + size,
+          .fields = {{"bytes", static_cast<int64_t>(bytes_)}}});
+  }
   ~Progress() {
-    if (terminal_ && shown_ >= 0 && shown_ < 100) std::fputc('\n', stderr);
+    if (terminal_ && fraction_ > 0 && fraction_ < 1) std::fputc('\n', stderr);
   }
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
   void Set(double fraction) {
-    const int percent = static_cast<int>(100 * std::clamp(fraction, 0.0, 1.0));
-    const int step = terminal_ ? percent : percent / 25;
-    if (step <= shown_) return;
-    shown_ = step;
-    if (terminal_) return Draw(percent);
-    if (step == 0) return;
-    const std::string line = Str(what_, ": ", step * 25, "%");
+    fraction = std::clamp(fraction, 0.0, 1.0);
+    const Clock::time_point now = Clock::now();
+    const bool ends = fraction >= 1;
+    if (fraction <= fraction_ || (!ends && (!terminal_ || now < drawn_ + kRedraw))) return;
+    fraction_ = fraction;
+    drawn_ = now;
+    const double seconds = std::chrono::duration<double>(now - began_).count();
+    const int width = terminal_ ? ColumnsOf(STDERR_FILENO, 80) - 1 : kNoTerminal;
+    const std::string line = ProgressLine(what_, fraction, bytes_, seconds, width);
     if (log_) {
-      log_({.name = "loading", .message = line, .fields = {{"percent", int64_t{step} * 25}}});
+      log_({.name = "loaded",
+            .message = line,
+            .fields = {{"bytes", static_cast<int64_t>(bytes_)}, {"seconds", seconds}}});
     } else {
-      std::fprintf(stderr, "%s\n", line.c_str());
+      std::fprintf(stderr, "%s%s%s", terminal_ ? "\r\x1b[K" : "", line.c_str(), ends ? "\n" : "");
+      std::fflush(stderr);
     }
   }
 
  private:
-  void Draw(int percent) const {
-    const int filled = kBarWidth * percent / 100;
-    std::fprintf(stderr, "\r%s [%s%s] %3d%%%s", what_.c_str(), std::string(filled, '#').c_str(),
-                 std::string(kBarWidth - filled, ' ').c_str(), percent, percent == 100 ? "\n" : "");
-    std::fflush(stderr);
-  }
-
   const std::string what_;
+  const uint64_t bytes_;
   const LogSink log_;
   const bool terminal_;
-  int shown_ = -1;  // percent on a terminal, quarters in a log
+  const Clock::time_point began_ = Clock::now();
+  Clock::time_point drawn_;  // long ago
+  double fraction_ = 0;      // as shown last
 };
 
 }  // namespace
 
-std::function<void(double)> ShowProgress(std::string what, LogSink log) {
-  return [progress = std::make_shared<Progress>(std::move(what), std::move(log))](double fraction) {
-    progress->Set(fraction);
-  };
+std::string ProgressLine(const std::string& what, double fraction, uint64_t bytes, double seconds,
+                         int width) {
+  const double done = fraction * static_cast<double>(bytes);
+  const std::string rate =
+      bytes > 0 && seconds > 0 ? StrFormat(", %s/s", Bytes(done / seconds)) : "";
+  std::string rest;
+  if (fraction >= 1) {
+    rest = Str(": ", bytes > 0 ? Bytes(done) + " in " : "", Span(seconds), rate);
+  } else {
+    const int filled = static_cast<int>(kBarWidth * fraction);
+    rest = StrFormat(" [%s%s] %2.0f%%", std::string(filled, '#'),
+                     std::string(kBarWidth - filled, '.'), std::floor(100 * fraction));
+    if (bytes > 0) {
+      rest += StrFormat(", %s of %s", Bytes(done), Bytes(static_cast<double>(bytes)));
+    }
+    rest += rate;
+    if (fraction > 0) rest += ", " + Span(seconds * (1 - fraction) / fraction) + " left";
+  }
+  const auto columns = static_cast<size_t>(std::max(width, 0));
+  if (what.size() + rest.size() <= columns) return what + rest;
+  const std::string begin = what.substr(0, what.find(' ') + 1) + "...";
+  const size_t taken = std::min(begin.size() + rest.size(), columns);
+  return (begin + what.substr(what.size() - std::min(columns - taken, what.size())) + rest)
+      .substr(0, columns);
+}
+
+std::function<void(double)> ShowProgress(std::string what, uint64_t bytes, LogSink log) {
+  return [progress = std::make_shared<Progress>(std::move(what), bytes, std::move(log))](
+             double fraction) { progress->Set(fraction); };
 }
 
 }  // namespace treadle

@@ -1,9 +1,10 @@
-// Progress of long work: on stderr a bar on a terminal, else a line per quarter; or events of a
-// log.
+// Progress of long work: on a terminal one line of stderr, drawn again as it goes on; else one line
+// at the end; or two events of a log.
 //
 // Thread safety: one call at a time, from any thread.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <string>
 
@@ -11,8 +12,15 @@
 
 namespace treadle {
 
-// To be told how much is done, 0 to 1. A bar's line ends with the work, or with the last copy of
-// this. With a `log`, an event "loading" per quarter goes there instead.
-std::function<void(double)> ShowProgress(std::string what, LogSink log = {});
+// To be told how much is done, 0 to 1. `bytes`: of all the work; 0 if it is not one of bytes. A
+// terminal's line ends with the work, or with the last copy of this. With a `log`, the events
+// "loading" (at once) and "loaded" go there instead.
+std::function<void(double)> ShowProgress(std::string what, uint64_t bytes = 0, LogSink log = {});
+
+// The line that a terminal shows: what is done, how fast, and the time left; at most `width`
+// columns, for which `what` makes room behind its first word. `fraction` 1: what the whole work
+// took.
+std::string ProgressLine(const std::string& what, double fraction, uint64_t bytes, double seconds,
+                         int width);
 
 }  // namespace treadle

@@ -109,7 +109,9 @@ absl::StatusOr<OpenedModel> Load(const CheckedModel& checked, Log& log) {
                    isatty(STDERR_FILENO);
   if (bar) log.Flush(std::chrono::seconds(1));
   const std::string what = "loading " + checked.options.model;
-  return OpenModel(checked, ShowProgress(what, bar ? LogSink() : log.sink()), log.sink());
+  return OpenModel(
+      checked, ShowProgress(what, checked.checkpoint->file_bytes(), bar ? LogSink() : log.sink()),
+      log.sink());
 }
 
 void Introduce(const OpenedModel& opened, Log& log) {
@@ -323,6 +325,7 @@ int RunServe(int argc, char** argv) {
           "file.\n\n",
           kExitCodes));
   AddServeFlags(app, options);
+  app.option_defaults()->group("Configuration");
   app.add_option("--config", file, "file with lines of: name = value, named like the flags")
       ->envname("TREADLE_CONFIG");
   app.add_flag("--print-config", print, "print the configuration as such a file, and end");

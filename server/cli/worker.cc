@@ -120,7 +120,7 @@ int RunWorker(int argc, char** argv) {
   app.add_option("--listen", options.listen,
                  "control address: host:port (port 0 takes a free one) or unix:path; beyond this "
                  "machine only with --control-secret-file or --control-tls");
-  app.add_option("--model", options.model_path,
+  app.add_option("--model,model", options.model_path,
                  "model: a .gguf file or a Hugging Face folder; none: the master sends its layers "
                  "(--weights-from master)");
   app.add_option("--threads", options.ranks.threads,

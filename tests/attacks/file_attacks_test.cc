@@ -135,7 +135,7 @@ TEST_F(FileAttacks, ASignalStopsALoadAtOnce) {
     if (hashing) {
       ASSERT_TRUE(WaitMapped(server->pid(), model));
     } else {
-      ASSERT_NE(server->WaitForLine("loading random:smollm2-135m: 25%"), "") << server->output();
+      ASSERT_NE(server->WaitForLine("loading random:smollm2-135m"), "") << server->output();
     }
     server->Signal(hashing ? SIGTERM : SIGINT);
     EXPECT_EQ(server->Wait(), 0) << server->output();

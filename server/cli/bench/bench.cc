@@ -14,6 +14,7 @@
 #include "bench/iteration/timeline.h"
 #include "server/cli/command.h"
 #include "server/cli/open_model.h"
+#include "server/cli/progress.h"
 #include "server/cli/random_model_flag.h"
 
 namespace treadle {
@@ -28,7 +29,7 @@ absl::StatusOr<std::string> RunIteration(ServeOptions serve, IterationBenchOptio
   }
   const int32_t longest = std::ranges::max(options.prompt_tokens);
   if (serve.max_context == 0) serve.max_context = int64_t{longest} + options.new_tokens;
-  TREADLE_ASSIGN_OR_RETURN(OpenedModel opened, OpenModel(serve, {}));
+  TREADLE_ASSIGN_OR_RETURN(OpenedModel opened, OpenModel(serve));
   options.max_batch_tokens = opened.max_batch_tokens;
   options.paging = opened.served.paging;
   options.total_pages = opened.served.kv_pages;
@@ -39,6 +40,7 @@ absl::StatusOr<std::string> RunIteration(ServeOptions serve, IterationBenchOptio
   const std::string& backend = opened.served.backend;
   std::fprintf(stderr, "%s; %s; weights %.1f MB\n", model.c_str(), backend.c_str(),
                static_cast<double>(opened.weight_bytes) * 1e-6);
+  options.progress = ShowProgress("batches");
   TREADLE_ASSIGN_OR_RETURN(const auto rows, RunIterationBench(*opened.engine, options));
   if (!json) return ToTable(rows);
   return nlohmann::ordered_json({{"model", model},
@@ -76,7 +78,7 @@ absl::Status Record(ServeOptions serve, TimelineOptions options, const std::stri
   std::ofstream file(path);  // before the work
   if (!file) return InvalidArgument("--out: cannot write ", path);
   if (serve.max_context == 0) serve.max_context = options.prompt_tokens + options.new_tokens;
-  TREADLE_ASSIGN_OR_RETURN(const OpenedModel opened, OpenModel(serve, {}));
+  TREADLE_ASSIGN_OR_RETURN(const OpenedModel opened, OpenModel(serve));
   std::fprintf(stderr, "%s; %s\n", opened.served.name.c_str(), opened.served.backend.c_str());
   if (options.requests == 0) options.requests = static_cast<int32_t>(2 * serve.stages());
   options.max_batch_size = serve.max_batch_size;

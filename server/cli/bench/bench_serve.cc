@@ -137,8 +137,7 @@ absl::Status ServeHere(ServeBenchOptions& options, std::vector<Replayed>& replay
   ServeOptions& serve = options.serve;
   TREADLE_RETURN_IF_ERROR(Policy::Create(serve.policy).status());  // before minutes of loading
   FitToTraces(replays, serve);
-  TREADLE_ASSIGN_OR_RETURN(OpenedModel opened,
-                           OpenModel(serve, ShowProgress("loading " + serve.model)));
+  TREADLE_ASSIGN_OR_RETURN(OpenedModel opened, OpenModel(serve));
   std::fprintf(stderr, "%s; %s; %s\n", opened.served.name.c_str(), opened.served.backend.c_str(),
                opened.kv.ToString().c_str());
   TREADLE_ASSIGN_OR_RETURN(const std::unique_ptr<ServingStack> stack,
@@ -204,6 +203,7 @@ absl::StatusOr<std::string> RunLoad(ServeBenchOptions options) {
 }
 
 void AddTraceFlags(CLI::App& app, ServeBenchOptions& options) {
+  app.option_defaults()->group("Requests");
   app.add_option("--num-prompts", options.trace.num_requests, "requests")
       ->check(CLI::Range(int64_t{1}, int64_t{10'000'000}));
   app.add_option("--request-rate", options.rates,
@@ -233,6 +233,7 @@ void AddTraceFlags(CLI::App& app, ServeBenchOptions& options) {
 }
 
 void AddReportFlags(CLI::App& app, ServeBenchOptions& options) {
+  app.option_defaults()->group("Report");
   app.add_option("--goodput", options.goodput,
                  "count requests within bounds in ms: ttft:MS tpot:MS itl:MS e2el:MS");
   app.add_option("--metric-percentiles", options.percentiles, "for the report")
@@ -246,6 +247,7 @@ void AddReportFlags(CLI::App& app, ServeBenchOptions& options) {
 
 // The target: a server, or an engine here, whose flags are those of `serve`.
 void AddTargetFlags(CLI::App& app, ServeBenchOptions& options) {
+  app.option_defaults()->group("Target");
   CLI::Option* const target =
       app.add_option("--target", options.target, "gRPC address of the server");
   AddClientFlags(app, options.access);
@@ -273,9 +275,9 @@ int BenchServe(int argc, char** argv) {
   CLI::App app(
       "Replays a trace of requests against a server, or an engine of this process. Latency counts "
       "from the scheduled arrival.");
-  AddTargetFlags(app, options);
   AddTraceFlags(app, options);
   AddReportFlags(app, options);
+  AddTargetFlags(app, options);
   if (auto code = ParseFlags(app, "bench serve", argc, argv)) return *code;
   options.trace.seed = options.replay.seed;
   return Finish("bench serve", RunLoad(options));

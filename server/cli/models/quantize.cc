@@ -101,7 +101,8 @@ absl::Status Quantize(const Arguments& arguments) {
   std::signal(SIGINT, Interrupt);
   std::signal(SIGTERM, Interrupt);
   const auto begin = std::chrono::steady_clock::now();
-  options.progress = ShowProgress("quantizing " + arguments.in);
+  TREADLE_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::Open(arguments.in));
+  options.progress = ShowProgress("quantizing " + arguments.in, checkpoint->file_bytes());
   TREADLE_ASSIGN_OR_RETURN(const QuantizeReport report,
                            QuantizeCheckpoint(arguments.in, arguments.out, options));
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;

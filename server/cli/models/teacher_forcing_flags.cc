@@ -49,7 +49,8 @@ absl::StatusOr<std::unique_ptr<TeacherForcedModel>> LoadTeacherForced(
   TeacherForcedModel::Options options = flags.model;
   options.window = window;
   options.load.weights = weights;
-  options.load.progress = ShowProgress(weights.empty() ? "loading" : "loading " + weights.text());
+  options.load.progress = ShowProgress(weights.empty() ? "loading" : "loading " + weights.text(),
+                                       checkpoint.file_bytes());
   return TeacherForcedModel::Create(checkpoint, std::move(backend), options);
 }
 

@@ -63,6 +63,17 @@ const ReasoningFormat* FindReasoningFormat(std::string_view chat_template) {
   return nullptr;
 }
 
+OpenedReasoning ReasoningOpenedBy(std::string_view answer) {
+  const std::string_view text = answer.substr(Leading(answer));
+  OpenedReasoning opened;
+  for (const ReasoningFormat& format : kFormats) {
+    if (format.harmony()) continue;
+    if (text.starts_with(format.open)) return {.format = &format};
+    opened.undecided |= format.open.starts_with(text);
+  }
+  return opened;
+}
+
 Thinking ThinkingAfter(std::string_view prompt, const ReasoningFormat& format,
                        std::string_view chat_template) {
   if (format.harmony()) return Thinking::kMaybe;

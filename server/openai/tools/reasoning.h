@@ -29,6 +29,13 @@ struct ReasoningFormat {
 // Null if the template has the sign of none.
 const ReasoningFormat* FindReasoningFormat(std::string_view chat_template);
 
+// For who has an answer and not the template: the format whose first mark the answer begins with.
+struct OpenedReasoning {
+  const ReasoningFormat* format = nullptr;
+  bool undecided = false;  // more text may make it one
+};
+OpenedReasoning ReasoningOpenedBy(std::string_view answer);
+
 // Whether the answer to a prompt begins within what is thought.
 enum class Thinking : uint8_t {
   kMaybe,  // if its first mark says so

@@ -61,10 +61,6 @@ TEST(Binary, HelpAndVersion) {
   EXPECT_THAT(RunToEnd(Treadle("--version")), testing::StartsWith("treadle "));
 }
 
-TEST(Binary, HelpShowsDefaults) {
-  EXPECT_THAT(RunToEnd(Treadle("bench iteration --help")), HasSubstr("--repeats INT=3 "));
-}
-
 TEST(Binary, AnOccupiedPortIsNamed) {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address{};

@@ -34,7 +34,7 @@ class NumericsKey : public testing::Test {
     options.pin_threads = false;
     options.device = DeviceChoice::kCpu;
     change(options);
-    const auto opened = OpenModel(options, {});
+    const auto opened = OpenModel(options);
     EXPECT_TRUE(opened.ok()) << opened.status();
     return opened.ok() ? opened->served.fingerprint : "";
   }
@@ -81,7 +81,7 @@ TEST_F(NumericsKey, WhatTheAuthorsRecommendToSampleWithIsInIt) {
   options.threads = 1;
   options.pin_threads = false;
   options.device = DeviceChoice::kCpu;
-  const auto open = [&] { return OpenModel(options, {}); };
+  const auto open = [&] { return OpenModel(options); };
   const auto recommend = [&](const std::string& text) {
     std::ofstream(options.model + "/generation_config.json") << text;
   };
@@ -147,7 +147,7 @@ TEST_F(NumericsKey, ACacheThatIsLargerThanTheMemoryIsRefused) {
   options.kv_memory = int64_t{500} << 40;
   for (const int64_t stages : {1, 2}) {
     options.pipeline_parallel = stages;
-    const absl::Status refused = OpenModel(options, {}).status();
+    const absl::Status refused = OpenModel(options).status();
     EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument) << refused;
     const std::string message(refused.message());
     EXPECT_THAT(message, testing::StartsWith(

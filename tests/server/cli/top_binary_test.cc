@@ -1,25 +1,18 @@
 // `treadle top` as an operator meets it: in a terminal, in a pipe, and where there is no server.
-#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
-#include <poll.h>
-#include <pty.h>
 #include <signal.h>
-#include <sys/ioctl.h>
 #include <sys/wait.h>
-#include <termios.h>
-#include <unistd.h>
-#include <utmp.h>
 
 #include <algorithm>
-#include <chrono>
 #include <nlohmann/json.hpp>
 #include <optional>
 
 #include "base/status.h"
 #include "server/grpc/inference.grpc.pb.h"
 #include "tests/server/cli/served_binary.h"
+#include "tests/server/cli/terminal_program.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {
@@ -29,7 +22,6 @@ using testing::EndsWith;
 using testing::HasSubstr;
 using testing::Not;
 
-constexpr std::chrono::seconds kPatience{60};
 constexpr char kEnter[] = "\x1b[?1049h\x1b[?25l";
 constexpr char kLeave[] = "\x1b[?25h\x1b[?1049l";
 
@@ -99,106 +91,9 @@ TEST(TopBinary, OnceIsPlainText) {
   EXPECT_THAT(said, Not(HasSubstr("\x1b")));
 }
 
-// `treadle top` with its output in a terminal of a given size, or in a pipe. Every wait is bounded.
-class Program {
- public:
-  // No size: a pipe, and nothing to read from.
-  Program(const std::string& flags, std::optional<winsize> size) {
-    std::vector<std::string> command = Treadle("top " + flags);
-    std::vector<char*> pointers;
-    for (std::string& argument : command) pointers.push_back(argument.data());
-    pointers.push_back(nullptr);
-    int ours = -1;
-    if (size) {
-      TREADLE_CHECK(openpty(&ours, &theirs_, nullptr, nullptr, &*size) == 0);
-    } else {
-      int ends[2];
-      TREADLE_CHECK(pipe2(ends, O_CLOEXEC) == 0);
-      ours = ends[0];
-      theirs_ = ends[1];
-    }
-    output_fd_ = ours;
-    fcntl(output_fd_, F_SETFD, FD_CLOEXEC);
-    pid_ = fork();
-    TREADLE_CHECK(pid_ >= 0);
-    if (pid_ == 0) {
-      if (size) {
-        login_tty(theirs_);
-      } else {
-        dup2(open("/dev/null", O_RDONLY | O_CLOEXEC), STDIN_FILENO);
-        dup2(theirs_, STDOUT_FILENO);
-        dup2(theirs_, STDERR_FILENO);
-      }
-      execv(pointers[0], pointers.data());
-      _exit(127);
-    }
-  }
-  ~Program() {
-    if (pid_ > 0) {
-      kill(pid_, SIGKILL);
-      waitpid(pid_, nullptr, 0);
-    }
-    close(theirs_);
-    close(output_fd_);
-  }
-
-  const std::string& output() const { return output_; }
-  void Signal(int signal) const { kill(pid_, signal); }
-  void Type(const std::string& keys) const {
-    TREADLE_CHECK(write(output_fd_, keys.data(), keys.size()) == static_cast<ssize_t>(keys.size()));
-  }
-  void Resize(winsize size) const { TREADLE_CHECK(ioctl(output_fd_, TIOCSWINSZ, &size) == 0); }
-  bool ReadsKeysAsTheyAreTyped() const {
-    termios settings{};
-    TREADLE_CHECK(tcgetattr(theirs_, &settings) == 0);
-    return (settings.c_lflag & (ICANON | ECHO)) == 0;
-  }
-
-  template <typename Enough>
-  bool WaitFor(const Enough& enough) {
-    const auto deadline = std::chrono::steady_clock::now() + kPatience;
-    while (!enough(output_)) {
-      if (std::chrono::steady_clock::now() > deadline) return false;
-      Read(50);
-    }
-    return true;
-  }
-  bool WaitForText(const std::string& text) {
-    return WaitFor(
-        [&](const std::string& output) { return output.find(text) != std::string::npos; });
-  }
-  // How it ended or stopped, as waitpid has it; nothing if it goes on.
-  std::optional<int> WaitForChange() {
-    int status = 0;
-    const bool changed = WaitFor(
-        [&](const std::string&) { return waitpid(pid_, &status, WNOHANG | WUNTRACED) == pid_; });
-    while (Read(0)) {
-    }
-    if (!changed) return std::nullopt;
-    if (!WIFSTOPPED(status)) pid_ = -1;
-    return status;
-  }
-  // The exit code; -1 if it did not exit.
-  int WaitForExit() {
-    const std::optional<int> status = WaitForChange();
-    return status && WIFEXITED(*status) ? WEXITSTATUS(*status) : -1;
-  }
-
- private:
-  bool Read(int milliseconds) {
-    pollfd source = {output_fd_, POLLIN, 0};
-    if (poll(&source, 1, milliseconds) <= 0) return false;
-    char buffer[4096];
-    const ssize_t n = read(output_fd_, buffer, sizeof buffer);
-    if (n > 0) output_.append(buffer, static_cast<size_t>(n));
-    return n > 0;
-  }
-
-  int pid_ = -1;
-  int output_fd_ = -1;  // a terminal's other side takes keys, too
-  int theirs_ = -1;     // kept open, so that a terminal can be looked at after the program's end
-  std::string output_;
-};
+TerminalProgram Top(const std::string& flags, std::optional<winsize> size) {
+  return TerminalProgram(Treadle("top " + flags), size);
+}
 
 // What was drawn from one jump home to the next: its lines, without what clears.
 std::vector<std::vector<std::string>> Frames(const std::string& output) {
@@ -235,7 +130,7 @@ constexpr winsize kSmall = {.ws_row = 9, .ws_col = 33, .ws_xpixel = 0, .ws_ypixe
 TEST(TopBinary, ATerminalIsRedrawnInItsSizeAndGivenBack) {
   const ServedBinary& server = TheServer();
   ASSERT_NE(server.address(), "");
-  Program top("--interval 100ms --target " + server.address(), kWide);
+  TerminalProgram top = Top("--interval 100ms --target " + server.address(), kWide);
   ASSERT_TRUE(top.WaitForText("tokens      prompt 0.0/s")) << top.output();
   EXPECT_THAT(top.output(), testing::StartsWith(kEnter));
   EXPECT_TRUE(top.ReadsKeysAsTheyAreTyped());
@@ -268,7 +163,7 @@ TEST(TopBinary, ATerminalIsRedrawnInItsSizeAndGivenBack) {
 
 TEST(TopBinary, EverySignalGivesTheTerminalBack) {
   for (const int signal : {0, SIGINT, SIGTERM, SIGHUP}) {
-    Program top(Str("--interval 100ms --target ", kNobody), kWide);
+    TerminalProgram top = Top(Str("--interval 100ms --target ", kNobody), kWide);
     ASSERT_TRUE(top.WaitForText("no answer; next try in")) << top.output();
     if (signal == 0) {
       top.Type("\x03");  // Ctrl-C
@@ -283,7 +178,7 @@ TEST(TopBinary, EverySignalGivesTheTerminalBack) {
 }
 
 TEST(TopBinary, AStopGivesTheTerminalBackForAsLong) {
-  Program top(Str("--target ", kNobody), kWide);
+  TerminalProgram top = Top(Str("--target ", kNobody), kWide);
   ASSERT_TRUE(top.WaitForText("no answer; next try in")) << top.output();
   top.Type("\x1a");  // Ctrl-Z
   const std::optional<int> status = top.WaitForChange();
@@ -313,7 +208,7 @@ std::vector<std::string> WholeLines(const std::string& output) {
 TEST(TopBinary, APipeGetsALinePerIntervalWithoutCodes) {
   const ServedBinary& server = TheServer();
   ASSERT_NE(server.address(), "");
-  Program top("--interval 100ms --target " + server.address(), std::nullopt);
+  TerminalProgram top = Top("--interval 100ms --target " + server.address(), std::nullopt);
   ASSERT_TRUE(
       top.WaitFor([](const std::string& output) { return WholeLines(output).size() >= 3; }));
   for (const std::string& line : WholeLines(top.output())) {
@@ -327,7 +222,7 @@ TEST(TopBinary, APipeGetsALinePerIntervalWithoutCodes) {
 TEST(TopBinary, JsonCountsEveryToken) {
   const ServedBinary& server = TheServer();
   ASSERT_NE(server.address(), "");
-  Program top("--json --interval 200ms --target " + server.address(), std::nullopt);
+  TerminalProgram top = Top("--json --interval 200ms --target " + server.address(), std::nullopt);
   ASSERT_TRUE(top.WaitForText("\n"));
   Ask(server);
   const auto decoded = [](const std::string& output) {
