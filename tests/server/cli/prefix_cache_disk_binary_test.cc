@@ -32,15 +32,15 @@ TEST(PrefixCacheDiskBinary, ARestartedServerFindsWhatWasComputed) {
   };
   const std::vector<std::string> model = {"--model", OwnModel()};
   std::string text;
-  for (int i = 0; i < 20; ++i) text += "one two three four five ";
+  for (int i = 0; i < 10; ++i) text += "one two three four five ";
   Answer before;
   {
     ServedBinary server(flags(""), model);
     ASSERT_SERVES(server);
-    EXPECT_THAT(server.output(), HasSubstr(disk + " has 0 pages of 16 tokens, 0 of 16M"));
+    EXPECT_THAT(server.output(), HasSubstr(disk + " has 0 pages of 32 tokens, 0M of 16M"));
     before = Ask(server, text);
     EXPECT_EQ(before.cached, 0);
-    EXPECT_THAT(RunToEnd(ServedBinary::Command(flags(""), model), 2),
+    EXPECT_THAT(RunToEnd(ServedBinary::Command(flags(""), model), 1),
                 HasSubstr(disk + " is in use by another process"));
     EXPECT_EQ(server.Stop(), 0);  // with what it is asked for last
   }
@@ -53,7 +53,7 @@ TEST(PrefixCacheDiskBinary, ARestartedServerFindsWhatWasComputed) {
     EXPECT_EQ(after.text, before.text);
     server.Kill();
   }
-  EXPECT_THAT(RunToEnd(ServedBinary::Command(flags("--kv-dtype f32"), model), 2),
+  EXPECT_THAT(RunToEnd(ServedBinary::Command(flags("--kv-dtype f32"), model), 1),
               HasSubstr(disk + " has pages of another model, version or setting"));
 }
 
