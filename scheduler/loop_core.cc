@@ -111,7 +111,7 @@ void LoopCore::Absorb(IterationResult& result) {
   // A request that ended earlier has no step in this result; it retires here.
   for (Request* request : note.requests) Retire(*request);
   if (running_ + reserved_ == 0) delivery_.Flush(now_);
-  for (size_t i = 0; i < result.stored_pages.size(); ++i) {
+  for (size_t i = 0; i < note.stores.size(); ++i) {
     if (result.stored_pages[i].empty()) continue;
     kv_.files()->Store(std::move(note.stores[i]), std::move(result.stored_pages[i]));
   }
@@ -322,6 +322,7 @@ void LoopCore::TakeInbox() {
   for (RequestPool::Command& command : inbox.commands) Apply(command);
   if (inbox.forget_cached) {
     planner_.ForgetCached();
+    for (PlanInFlight& plan : in_flight_) plan.stores.clear();
     if (kv_.files() != nullptr) kv_.files()->Clear();
   }
   draining_ = inbox.draining;

@@ -194,11 +194,82 @@ TEST_F(PageFetchTest, NobodyIsOvertakenAndWhoRunsGoesOn) {
   }
 }
 
+// Iterations of 30 rows that take a millisecond a row, and a clock by which reading a page takes
+// more or less than its four.
+TEST_F(PageFetchTest, NothingIsReadThatIsComputedSooner) {
+  const std::vector<int32_t> words = Draw(random_, 30);
+  for (const double step : {0.005, 0.003}) {
+    const TestFolder folder;
+    double now = 0;
+    const auto seconds = [&] { return now += step; };
+    auto files = Files(folder.path(), 64 << 20, nullptr, seconds);
+    {
+      HarnessOptions options = Options(files.get());
+      options.limits.max_batch_tokens = 64;
+      LoopHarness harness(options);
+      harness.engine.SetTimings({.compute = 0.030});
+      harness.Submit(Ask(words, 0, 1));
+      harness.RunToIdle();
+      EXPECT_NEAR(files->costs().compute, 0.004, 1e-9);
+    }
+    files.reset();
+    files = Files(folder.path(), 64 << 20, nullptr, seconds);
+    LoopHarness harness(Options(files.get()));
+    const Client& client = harness.Submit(Ask(words, 2, 1));
+    harness.RunToIdle();
+    EXPECT_EQ(client.stream->cached_tokens(), step > 0.004 ? 0 : 28);
+    EXPECT_THAT(harness.Mistakes(), IsEmpty());
+  }
+}
+
+// The loop is drained once the engine has given what is to be stored.
+TEST_F(PageFetchTest, ADrainWaitsForWhatIsStored) {
+  const std::vector<int32_t> words = Draw(random_, 30);
+  {
+    const auto files = Files(folder_.path());
+    HarnessOptions options = Options(files.get());
+    options.engine.manual = true;
+    LoopHarness harness(options);
+    const Client& client = harness.Submit(Ask(words, 0, 1));
+    harness.Turn();
+    harness.pool.Drain();
+    while (!client.ended) {
+      EXPECT_FALSE(harness.loop->drained());
+      harness.engine.Complete();
+      harness.Turn();
+    }
+    EXPECT_FALSE(harness.loop->drained());
+    harness.engine.Complete();
+    harness.Turn();
+    EXPECT_TRUE(harness.loop->drained());
+  }
+  EXPECT_EQ(CachedAfterRestart(Ask(words, 2)), 28);
+}
+
+TEST_F(PageFetchTest, WhatIsFlushedIsGoneFromFiles) {
+  const std::vector<int32_t> words = Draw(random_, 30);
+  {
+    const auto files = Files(folder_.path());
+    LoopHarness harness(Options(files.get()));
+    harness.Submit(Ask(words, 0, 1));
+    harness.RunToIdle();
+    harness.pool.ForgetCached();
+    harness.RunToIdle();
+    const Client& client = harness.Submit(Ask(words, 2, 1));
+    ASSERT_TRUE(files->WaitIdle(Clock::now() + kPatience));
+    harness.RunToIdle();
+    EXPECT_EQ(client.stream->cached_tokens(), 0);
+    harness.pool.ForgetCached();
+    harness.RunToIdle();
+  }
+  EXPECT_EQ(CachedAfterRestart(Ask(words, 4)), 0);
+}
+
 // Requests of tenants with prompts in common, a cache too small for them, files that make room for
 // others, are damaged, and outlive servers; engines that fail, clients that leave.
 TEST_F(PageFetchTest, RandomHistoriesHold) {
   int64_t hits = 0;
-  for (uint64_t seed = 0; seed < 60; ++seed) {
+  for (uint64_t seed = 0; seed < 40; ++seed) {
     Random random(seed);
     const TestFolder folder;
     const std::vector<int32_t> system = Draw(random, 24);
@@ -245,7 +316,7 @@ TEST_F(PageFetchTest, RandomHistoriesHold) {
       hits += files->counters().hits;
     }
   }
-  EXPECT_GT(hits, 1000);
+  EXPECT_GT(hits, 600);
 }
 
 }  // namespace

@@ -93,11 +93,15 @@ TEST(PageFiles, ANewProcessReadsWhatWasStored) {
   const std::vector<PageBytes> read = ReadAll(*files, names);
   ASSERT_EQ(read.size(), 10u);
   for (size_t i = 0; i < read.size(); ++i) EXPECT_EQ(read[i], BytesOf(names[i]));
+  EXPECT_THAT(ReadAll(*files, {{names[1].key, Ids(50, 4)}, names[2]}), IsEmpty())
+      << "other ids than the file has, and nothing behind a gap";
+  EXPECT_EQ(files->counters().misses, 1);
   files->Clear();
   Await(*files);
   EXPECT_EQ(files->counters().pages, 0);
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(path), {}), 2) << "lock, contents";
-  EXPECT_EQ(files->counters().misses, 0);
+  EXPECT_THAT(ReadAll(*files, names), IsEmpty());
+  EXPECT_EQ(files->counters().misses, 1);
 }
 
 TEST(PageFiles, LeastRecentlyUsedOnesMakeRoom) {
