@@ -39,6 +39,10 @@ class Server:
                 answer += choice.get("token_ids") or [choice.get("text")]
         return first, time.monotonic() - began, answer
 
+    def stop(self):
+        self.process.terminate()
+        self.process.wait()
+
     def second_turn(self, draw):
         prompt = draw(SHARED)
         first, _, answer = self.ask(prompt)
@@ -91,7 +95,7 @@ def main():
         unit = "of the first's" if what == "second turn" else "requests/s"
         print(f"{what:12} {name:12} {statistics.median(values):8.3f} {unit} ({min(values):.3f} to {max(values):.3f})")
     for server in servers:
-        server.process.terminate()
+        server.stop()
 
 
 if __name__ == "__main__":

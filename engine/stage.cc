@@ -146,13 +146,20 @@ absl::Status Stage::Begin(const IterationPlan& plan, const std::function<void()>
   TREADLE_CHECK(num_begun_ - num_finished_ < begun_.size());
   const bool runs = plan.stages.Contains(stage_);
   TREADLE_RETURN_IF_ERROR(sequences_.Check(plan));
+  TREADLE_RETURN_IF_ERROR(CheckPageBytes(plan));
   for (const SequenceId sequence : plan.releases) sequences_.Release(sequence);
+  std::vector<std::vector<std::byte>> stored;
+  for (const PageStore& store : plan.page_stores) {
+    stored.push_back(cache_.ReadWholePage(store.page, store.tag));
+  }
   if (runs) cache_.CopyPages(plan.page_copies);
   TREADLE_RETURN_IF_ERROR(sequences_.Start(plan.starts));
+  for (const PageLoad& load : plan.page_loads) LoadPage(load);
 
   const int mark = static_cast<int>(num_begun_ % begun_.size());
   Begun& begun = begun_[mark];
   begun.plan = &plan;
+  begun.stored_pages = std::move(stored);
   begun.masks = nullptr;
   begun.to_send = false;
   begun.times = {};
@@ -181,6 +188,27 @@ absl::Status Stage::Begin(const IterationPlan& plan, const std::function<void()>
   backend_.SetMark(mark);
   ++num_begun_;
   return absl::OkStatus();
+}
+
+// Stores and loads can be made here, and loads bring as many bytes as a page has.
+absl::Status Stage::CheckPageBytes(const IterationPlan& plan) const {
+  if (plan.page_stores.empty() && plan.page_loads.empty()) return absl::OkStatus();
+  if (backend_.asynchronous() || ranks_ != nullptr || link_ != nullptr) {
+    return InvalidArgument("plan stores or loads pages, expected one stage of one rank on the CPU");
+  }
+  for (const PageLoad& load : plan.page_loads) {
+    if (std::ssize(load.bytes) == cache_.whole_page_bytes()) continue;
+    return InvalidArgument("page load ", load.index, " of sequence ", load.sequence, " has ",
+                           load.bytes.size(), " bytes, expected ", cache_.whole_page_bytes());
+  }
+  return absl::OkStatus();
+}
+
+void Stage::LoadPage(const PageLoad& load) {
+  LiveSequence& live = sequences_.At(load.sequence);
+  const int64_t slots = cache_.layout().page_size;
+  const auto tags = live.Tags((load.index + 1) * slots).last(static_cast<size_t>(slots));
+  cache_.WriteWholePage(live.start().pages[PageKind::kWhole][load.index], load.bytes, tags);
 }
 
 // The rows that the steps look back at are there.

@@ -80,12 +80,12 @@ class Stage {
   // Nothing of the epoch runs on the device any more: its communicators and link may go.
   void EndEpoch();
 
-  // Applies releases, page copies, starts and steps, in this order, and gives the work to the
-  // device. A plan that cannot be applied is an error before anything was touched; other errors
-  // come from the communicators. The caller ends the epoch. A plan without steps touches neither
-  // the model nor the data plane. `plan` must stay until its Finish. `before_output` is called
-  // after the forward pass (or once it is on its way), while others may be waiting for this stage's
-  // next receive to be announced.
+  // Applies the parts of a plan in their order (IterationPlan) and gives the work to the device. A
+  // plan that cannot be applied is an error before anything was touched; other errors come from the
+  // communicators. The caller ends the epoch. A plan without steps touches neither the model nor
+  // the data plane. `plan` must stay until its Finish. `before_output` is called after the forward
+  // pass (or once it is on its way), while others may be waiting for this stage's next receive to
+  // be announced.
   absl::Status Begin(const IterationPlan& plan, const std::function<void()>& before_output = {});
   // Waits for the earliest plan that was begun and not finished, and sends what is left to send.
   // Errors are the device's and the link's.
@@ -113,9 +113,10 @@ class Stage {
   // A plan from Begin to Finish.
   struct Begun {
     const IterationPlan* plan = nullptr;
-    std::vector<OutputRow> outputs;          // ascending by row
-    std::vector<SampleResult> samples;       // of outputs, and of padding
-    bool takes_hidden = false;               // some sequences are pooled, or give hidden states
+    std::vector<OutputRow> outputs;     // ascending by row
+    std::vector<SampleResult> samples;  // of outputs, and of padding
+    bool takes_hidden = false;          // some sequences are pooled, or give hidden states
+    std::vector<std::vector<std::byte>> stored_pages;
     std::vector<std::vector<float>> hidden;  // of outputs that ask for it, in order
     Tensor message;                          // of the link: what came from it and goes on by it
     bool to_send = false;                    // once the ops have been waited for
@@ -141,6 +142,8 @@ class Stage {
                               const std::function<void()>& before_output);
   // The link's memory for copies; null: ops read and write its buffers, or there is no link.
   Staging* staging() { return link_ == nullptr ? nullptr : backend_.staging(link_->place()); }
+  absl::Status CheckPageBytes(const IterationPlan& plan) const;
+  void LoadPage(const PageLoad& load);
   absl::Status CheckHeld(const IterationPlan& plan);
   absl::Status CheckTags(LiveSequence& sequence, PageKind kind, int64_t first, int64_t end);
   void NoteRows(const Begun& begun);

@@ -188,6 +188,7 @@ IterationResult Stage::TakeResult(Begun& begun) {
   IterationResult result;
   result.epoch = plan.epoch;
   result.iteration = plan.iteration;
+  result.stored_pages = std::move(begun.stored_pages);
   if (plan.steps.empty()) return result;
   times_ = begun.times;
   if (!model_.last_stage()) return result;

@@ -45,6 +45,7 @@ LoopCore::LoopCore(Engine& engine, KvSlotManager& kv, RequestPool& pool, Policy&
       began_(time.Now()),
       planner_(kv),
       cached_([this](const Request& request) { return planner_.Cached(request); }),
+      fetches_(kv, [&pool] { pool.Wake(); }),
       delivery_(policy.delivery()),
       now_(began_),
       last_submit_(began_),
@@ -59,8 +60,8 @@ void LoopCore::Wait() {
   const Clock::time_point now = time_.Now();
   // Without room a heartbeat cannot be sent; the engine is looked at as often all the same.
   const Clock::time_point due = last_submit_ + heartbeat_;
-  const Clock::time_point next =
-      std::min({next_deadline_, masks_.next_due(), due > now_ ? due : now_ + heartbeat_});
+  const Clock::time_point next = std::min(
+      {next_deadline_, fetches_due_, masks_.next_due(), due > now_ ? due : now_ + heartbeat_});
   // `now` is the injected clock's; the pool waits on the machine's.
   pool_.WaitForNews(Clock::now() + std::max(next - now, Clock::duration::zero()));
 }
@@ -73,6 +74,7 @@ bool LoopCore::Turn() {
   TakeInbox();
   kv_.TellWhatIsKept();
   Expire();
+  fetches_due_ = fetches_.Turn(pool_.live(), now_);
   Settle();
   masks_.Give();
   const bool submitted = SubmitPlans();
@@ -109,7 +111,12 @@ void LoopCore::Absorb(IterationResult& result) {
   // A request that ended earlier has no step in this result; it retires here.
   for (Request* request : note.requests) Retire(*request);
   if (running_ + reserved_ == 0) delivery_.Flush(now_);
+  for (size_t i = 0; i < note.stores.size(); ++i) {
+    if (result.stored_pages[i].empty()) continue;
+    kv_.files()->Store(std::move(note.stores[i]), std::move(result.stored_pages[i]));
+  }
   if (!note.steps.empty()) {
+    fetches_.NoteIteration(note.rows, result.timings.compute);
     speculation_.NoteIteration(note.rows, result.timings.compute + result.timings.sample);
     masks_.NoteIteration(result.timings.receive + result.timings.compute);
   }
@@ -241,6 +248,7 @@ void LoopCore::End(Request& request, const absl::Status& status) {
     if (admitted) --reserved_;
   }
   request.state = RequestState::kFinished;
+  request.fetch = nullptr;
   for (Sequence& sequence : request.sequences) masks_.Forget(sequence);
   delivery_.End(request, status, now_);
   policy_.OnEnd(request, now_);
@@ -312,7 +320,11 @@ void LoopCore::TakeInbox() {
     Foretell(*pool_.live().back());
   }
   for (RequestPool::Command& command : inbox.commands) Apply(command);
-  if (inbox.forget_cached) planner_.ForgetCached();
+  if (inbox.forget_cached) {
+    planner_.ForgetCached();
+    for (PlanInFlight& plan : in_flight_) plan.stores.clear();
+    if (kv_.files() != nullptr) kv_.files()->Clear();
+  }
   draining_ = inbox.draining;
 }
 
@@ -384,7 +396,10 @@ void LoopCore::Settle() {
     });
   }
   pool_.NoteCounts(waiting_, reserved_, running_);
-  drained_ = draining_ && waiting_ + running_ == 0;
+  const bool stored = !kv_.has_stores() && std::ranges::all_of(in_flight_, [](const auto& plan) {
+    return plan.stores.empty();
+  });
+  drained_ = draining_ && waiting_ + running_ == 0 && (stored || !engine_stands());
 }
 
 void LoopCore::EndAll(const absl::Status& status) {
@@ -412,7 +427,7 @@ bool LoopCore::SubmitPlans() {
     if (limits_.stages == 1 && !in_flight_.empty() && speculation_.Waits(pool_.live())) break;
     const Clock::time_point before = time_.Now();
     const Selection next = policy_.Select({pool_.live(), kv_.Capacity(), limits_, now_, cached_});
-    if (next.empty() && !HeartbeatDue()) break;
+    if (next.empty() && !HeartbeatDue() && !kv_.has_stores()) break;
     Submit(next, before);
     submitted = true;
   }

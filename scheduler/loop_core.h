@@ -24,6 +24,7 @@
 #include "scheduler/first_token.h"
 #include "scheduler/ledger.h"
 #include "scheduler/mask_orders.h"
+#include "scheduler/page_fetches.h"
 #include "scheduler/planner.h"
 #include "scheduler/policy.h"
 #include "scheduler/request/request_pool.h"
@@ -66,7 +67,8 @@ class LoopCore {
   void Wait();
   // One pass; the engine must have been started. True if something was submitted or absorbed.
   bool Turn();
-  // The pool is draining, and every accepted request has ended and was delivered.
+  // The pool is draining, every accepted request has ended and was delivered, and the pages that
+  // are to be stored were given.
   bool drained() const { return drained_; }
   // The engine takes plans: its epoch stands, and it was not given up.
   bool engine_stands() const {
@@ -117,6 +119,8 @@ class LoopCore {
   // Confined to the loop's thread.
   Planner planner_;
   const std::function<KvSlotManager::Found(const Request&)> cached_;  // of policies' views
+  PageFetches fetches_;
+  Clock::time_point fetches_due_ = Clock::time_point::max();
   Delivery delivery_;
   FirstTokenForecast forecast_;
   Clock::time_point now_;          // of this turn

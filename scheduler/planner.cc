@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/status.h"
+#include "scheduler/page_fetches.h"
 
 namespace treadle {
 namespace {
@@ -53,6 +54,7 @@ void PlanInFlight::Clear() {
   steps.clear();
   requests.clear();
   members.clear();
+  stores.clear();
   rows = 0;
   schedule = 0;
   idle = 0;
@@ -63,6 +65,7 @@ IterationPlan Planner::Build(const Selection& selection, Clock::time_point now,
                              PlanInFlight& note) {
   IterationPlan plan;
   plan.releases = std::exchange(releases_, {});
+  note.stores = kv_.AddStores(plan);
   written_.clear();
   plan.steps.reserve(selection.size());
   note.requests.reserve(selection.size());
@@ -111,12 +114,30 @@ void Planner::KeepChunks(const IterationPlan& plan) {
 }
 
 KvSlotManager::Found Planner::Cached(const Request& request) const {
-  return kv_.Find(PrefixOf(request, ReusableInputs(request)));
+  KvSlotManager::Found found = kv_.Find(PrefixOf(request, ReusableInputs(request)));
+  found.tokens = WithFetched(request, found.tokens, kv_.Capacity().paging.page_size);
+  return found;
 }
 
-// Has the request share what the cache has of its prompt by now.
+// Has the request share what the cache has of its prompt by now. What was read for it comes after.
 void Planner::Bind(Request& request) {
-  NoteReused(request, kv_.ShareKept(PrefixOf(request, ReusableInputs(request)), TablesOf(request)));
+  const int32_t kept = kv_.ShareKept(PrefixOf(request, ReusableInputs(request)), TablesOf(request));
+  const int64_t page_size = kv_.Capacity().paging.page_size;
+  request.pages_kept = static_cast<size_t>(kept / page_size);
+  NoteReused(request, WithFetched(request, kept, page_size));
+}
+
+// The pages that were read and that the cache does not have.
+void Planner::AddLoads(Request& request, IterationPlan& plan) const {
+  std::vector<PageBytes> fetched = std::exchange(request.fetched, {});
+  request.pages_asked = 0;
+  const Sequence& first = request.sequences[0];
+  const auto end = static_cast<size_t>(first.next_position / kv_.Capacity().paging.page_size);
+  for (size_t i = request.pages_kept; i < end; ++i) {
+    plan.page_loads.push_back(
+        {first.id, static_cast<int32_t>(i), std::move(fetched[i - request.first_fetched])});
+  }
+  if (end > request.pages_kept) kv_.files()->NoteHits(end - request.pages_kept);
 }
 
 // How many of the next `num_tokens` inputs of a prompt the plan can have: up to a page that another
@@ -154,6 +175,7 @@ void Planner::AddPromptChunk(Request& request, int32_t num_tokens, IterationPlan
     const auto reused = std::span(request.spec.prompt).first(sequence.next_position);
     kv_.AddPrefixCopies(PrefixOf(request, reused), sequence.pages, plan);
     Start(request, sequence, plan);
+    AddLoads(request, plan);
     if (!request.cached_tokens) {
       request.cached_tokens = sequence.next_position;
       request.stream->NoteCached(sequence.next_position);

@@ -37,6 +37,7 @@ struct PlanInFlight {
   std::vector<Target> steps;          // in the plan's order
   std::vector<Request*> requests;     // with at least one step, in arrival order
   std::vector<LedgerMember> members;  // one per request
+  std::vector<PageName> stores;       // of the plan's page stores
   int64_t rows = 0;
   double schedule = 0;  // seconds, as in LedgerRecord
   double idle = 0;
@@ -56,7 +57,7 @@ class Planner {
   // caller's to fill in.
   IterationPlan Build(const Selection& selection, Clock::time_point now, PlanInFlight& note);
 
-  // The prefix cache's pages for a request that is to begin.
+  // The prefix cache's pages for a request that is to begin, with those that were read for it.
   KvSlotManager::Found Cached(const Request& request) const;
 
   // The request has ended and no plan in flight names it: its pages are free from now on, and its
@@ -85,6 +86,7 @@ class Planner {
                 PlanInFlight& note) const;
   int32_t AddTokens(Request& request, IterationPlan& plan, PlanInFlight& note) const;
   void NoteWrites(Sequence& sequence, int32_t end) const;
+  void AddLoads(Request& request, IterationPlan& plan) const;
   void StartCandidate(const Request& request, Sequence& sequence, IterationPlan& plan) const;
 
   KvSlotManager& kv_;

@@ -54,6 +54,7 @@ PageCounts PagesNeeded(const RequestSpec& request, const KvPaging& paging) {
 }
 
 bool Admits(const PolicyView& view, KvCapacity& left, const Request& request) {
+  if (request.fetch != nullptr) return false;
   PageCounts pages = PagesNeeded(request.spec, left.paging);
   if (view.cached) pages -= view.cached(request).held;
   if (!pages.FitsIn(left.free_pages)) return false;

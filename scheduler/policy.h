@@ -78,7 +78,8 @@ class Policy {
 // The pages that the request reserves on admission.
 PageCounts PagesNeeded(const RequestSpec& request, const KvPaging& paging);
 // Takes a request's pages from `left`, but for those that it can share with requests that run;
-// false if there are not enough, and then nobody else is admitted.
+// false if there are not enough, or pages of its prompt are being read, and then nobody else is
+// admitted.
 bool Admits(const PolicyView& view, KvCapacity& left, const Request& request);
 // Requests that have not ended, in arrival order.
 std::vector<Request*> LiveRequests(const PolicyView& view);

@@ -140,10 +140,25 @@ absl::StatusOr<std::vector<std::string>> ParseOrigins(const std::string& text) {
   return origins;
 }
 
+absl::StatusOr<FolderSpace> ParseFolderSpace(const std::string& text) {
+  if (text.empty() || text == "none") return FolderSpace();
+  const size_t colon = text.rfind(':');
+  const auto bytes = ParseSize(colon == text.npos ? "" : text.substr(colon + 1));
+  if (colon != text.npos && colon > 0 && bytes.ok() && *bytes > 0) {
+    return FolderSpace{.folder = text.substr(0, colon), .bytes = *bytes};
+  }
+  return InvalidArgument("is '", text, "', expected FOLDER:SIZE such as /var/cache/treadle:20G");
+}
+std::string ShowFolderSpace(const FolderSpace& space) {
+  return ShowText(space.folder.empty() ? "" : Str(space.folder, ":", ShowBytes(space.bytes)));
+}
+
 constexpr char kPageSizes[] = R"({"enum": [16, 32, 64, 128, 256, 512, 1024, 2048, 4096]})";
 constexpr char kThreshold[] = R"({"type": "number", "minimum": 0, "maximum": 1000000})";
 constexpr char kOrigins[] = R"({"type": "string", "pattern": "^([*]|[a-z]+://[^ ]+)$"})";
 constexpr char kNames[] = R"({"type": "string", "pattern": "^[^ ]+$"})";
+constexpr char kFolderSpace[] =
+    R"({"type": "string", "pattern": "^/[^ ]*[^ /]:[0-9]+([.][0-9]+)?[KMGT]?$"})";
 constexpr char kAbsolutePath[] = R"({"type": "string", "pattern": "^/[^ ]*[^ /]$"})";
 
 constexpr Choice<PlanForwarding> kPlanForwarding[] = {{"early", PlanForwarding::kEarly},
@@ -268,6 +283,11 @@ const std::vector<ServeFlag>& ServeFlags() {
        kServer,
        Size(&O::prefix_cache_memory, 0, std::numeric_limits<int64_t>::max(),
             "a size such as 1G, or 0")},
+      {"--prefix-cache-disk",
+       "FOLDER:SIZE, such as /var/cache/treadle:20G: files of what the prefix cache holds, which "
+       "outlive the server; for one process on the CPU; none: no files",
+       kServing, kServer,
+       Value<FolderSpace>(&O::prefix_cache_disk, ParseFolderSpace, ShowFolderSpace, kFolderSpace)},
       Group("Scheduling"),
       {"--speculate",
        "guesses of a request's next tokens, several of which one iteration verifies; answers are "
@@ -566,6 +586,20 @@ absl::Status CheckSecurity(const ServeOptions& options) {
   return absl::OkStatus();
 }
 
+absl::Status CheckPrefixCacheDisk(const ServeOptions& options) {
+  const std::pair<bool, const char*> others[] = {
+      {!options.prefix_cache, "--prefix-cache is off; expected on"},
+      {options.remote(), "the model is in worker processes; expected it in this one"},
+      {options.tensor_parallel > 1, "--tensor-parallel is more than 1; expected 1"},
+      {!options.record.empty(), "--record has no place for pages that are read; expected none"}};
+  for (const auto& [refused, why] : others) {
+    if (options.prefix_cache_disk.folder.empty() || !refused) continue;
+    return InvalidArgument("--prefix-cache-disk is set, but ", why,
+                           ", or --prefix-cache-disk none");
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 int64_t BatchTokens(const ServeOptions& options, bool cuda) {
@@ -593,6 +627,7 @@ absl::Status CheckServeOptions(const ServeOptions& options) {
         "--kv-events is on, but --prefix-cache is off and holds nothing to tell of; expected both "
         "on, or --kv-events off");
   }
+  TREADLE_RETURN_IF_ERROR(CheckPrefixCacheDisk(options));
   if (options.max_ttft.count() > 0 && options.policy == "request-level") {
     return InvalidArgument(
         "--max-ttft is set, but --policy is request-level, whose answers come as a whole; expected "

@@ -36,6 +36,12 @@ enum class GenerationConfig : uint8_t { kAuto, kNone };
 inline constexpr Choice<DeviceChoice> kDevices[] = {
     {"auto", DeviceChoice::kAuto}, {"cpu", DeviceChoice::kCpu}, {"cuda", DeviceChoice::kCuda}};
 
+// A folder, and how much may be in it.
+struct FolderSpace {
+  std::string folder;  // empty: none
+  int64_t bytes = 0;
+};
+
 struct ServeOptions {
   std::string model;
   std::vector<std::string> served_model_names;  // the first is told; empty: by the path
@@ -53,6 +59,7 @@ struct ServeOptions {
   Speculate speculate = Speculate::kNgram;
   std::string draft_model;          // path, with Speculate::kDraft
   int64_t prefix_cache_memory = 0;  // bytes of kv_memory; 0: all
+  FolderSpace prefix_cache_disk;
   bool kv_events = false;
   int64_t replay_log_memory = kDefaultReplayLogMemory;  // bytes
   DType kv_dtype = DType::kF16;

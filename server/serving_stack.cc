@@ -51,7 +51,7 @@ ServingStack::ServingStack(ServedModel model, std::unique_ptr<Engine> engine,
       policy_(std::move(policy)),
       kv_events_(options.kv_events ? MakeEventLog(model_.kv_pages) : nullptr),
       kv_(model_.kv_pages, model_.paging, PartOf(model_.kv_pages, options.prefix_cache),
-          kv_events_.get()),
+          kv_events_.get(), options.page_files.get()),
       pool_(options.max_queue) {
   const ServingLoop::Options loop_options = {
       .limits = {.max_batch_size = options.max_batch_size,

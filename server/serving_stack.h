@@ -13,6 +13,7 @@
 #include "engine/engine.h"
 #include "engine/kv/kv_events.h"
 #include "engine/kv/kv_slot_manager.h"
+#include "engine/kv/page_files.h"
 #include "engine/plan/defaults.h"
 #include "scheduler/ledger.h"
 #include "scheduler/policy.h"
@@ -29,7 +30,8 @@ struct SchedulingOptions {
   int64_t max_queue = 1024;                        // waiting requests
   std::string policy = "fcfs";
   double prefix_cache = 1;  // the part of the K/V pages that may hold what no request uses
-  bool kv_events = false;   // who asks is told what the prefix cache holds
+  std::shared_ptr<PageFiles> page_files;  // the prefix cache's second tier; null: none
+  bool kv_events = false;                 // who asks is told what the prefix cache holds
   Clock::duration max_ttft{0};
   // As ServingLoop::Options.
   bool recover = true;

@@ -1,5 +1,6 @@
 #include "engine/kv/kv_cache.h"
 
+#include <algorithm>
 #include <bit>
 #include <unordered_set>
 #include <utility>
@@ -93,6 +94,36 @@ absl::StatusOr<KvCache> KvCache::Create(Backend& backend, const Model& model,
     at += layer_bytes[kind];
   }
   return cache;
+}
+
+int64_t KvCache::whole_page_bytes() const {
+  return std::ranges::count(kinds_, PageKind::kWhole) * layout_.PageBytes();
+}
+
+std::vector<std::byte> KvCache::ReadWholePage(int32_t page, uint64_t last_tag) const {
+  const std::span<const uint64_t> tags = tags_.Of(PageKind::kWhole, page);
+  if (tags.back() != last_tag || std::ranges::find(tags, 0) != tags.end()) return {};
+  std::vector<std::byte> bytes;
+  bytes.reserve(static_cast<size_t>(whole_page_bytes()));
+  for (size_t layer = 0; layer < layers_.size(); ++layer) {
+    if (kinds_[layer] != PageKind::kWhole) continue;
+    const std::byte* const at = layers_[layer] + page * layout_.PageBytes();
+    bytes.insert(bytes.end(), at, at + layout_.PageBytes());
+  }
+  return bytes;
+}
+
+void KvCache::WriteWholePage(int32_t page, std::span<const std::byte> bytes,
+                             std::span<const uint64_t> tags) {
+  const std::span<uint64_t> slots = tags_.Of(PageKind::kWhole, page);
+  std::ranges::fill(slots, 0);
+  for (size_t layer = 0; layer < layers_.size(); ++layer) {
+    if (kinds_[layer] != PageKind::kWhole) continue;
+    const auto part = bytes.first(static_cast<size_t>(layout_.PageBytes()));
+    std::ranges::copy(part, layers_[layer] + page * layout_.PageBytes());
+    bytes = bytes.subspan(part.size());
+  }
+  std::ranges::copy(tags, slots.begin());
 }
 
 void KvCache::CopyPages(const ByKind<std::vector<PageCopy>>& copies) {

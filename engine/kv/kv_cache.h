@@ -50,6 +50,15 @@ class KvCache {
 
   SlotTags& tags() { return tags_; }
 
+  // What a whole page holds in all layers of its kind, one after the other. For a cache in the
+  // host's memory.
+  int64_t whole_page_bytes() const;
+  // Empty if the row of its last slot has another tag, or some slot holds nothing to rely on.
+  std::vector<std::byte> ReadWholePage(int32_t page, uint64_t last_tag) const;
+  // Of [whole_page_bytes()]; `tags` are those of its slots then.
+  void WriteWholePage(int32_t page, std::span<const std::byte> bytes,
+                      std::span<const uint64_t> tags);
+
   // Copies pages, in all layers of their kind, in order, and their tags. Page ids are in range (the
   // plan was checked).
   void CopyPages(const ByKind<std::vector<PageCopy>>& copies);

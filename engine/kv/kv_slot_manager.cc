@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/status.h"
+#include "engine/plan/sequence_table.h"
 
 namespace treadle {
 namespace {
@@ -22,15 +23,17 @@ std::string RandomSecret() {
 }  // namespace
 
 KvSlotManager::KvSlotManager(const PageCounts& total_pages, const KvPaging& paging,
-                             const PageCounts& most_idle, KvEventLog* events)
+                             const PageCounts& most_idle, KvEventLog* events, PageFiles* files)
     : paging_(paging),
       most_idle_(most_idle),
       events_(events),
+      files_(files),
       told_(paging.whole ? PageKind::kWhole : PageKind::kWindow),
       index_(
           paging.page_size, [this](PageKind kind, int32_t page) { OnForgotten(kind, page); },
           events == nullptr ? "" : RandomSecret()) {
   TREADLE_CHECK(paging.page_size > 0);
+  TREADLE_CHECK(files == nullptr || (paging.ring == 0 && files->page_size() == paging.page_size));
   for (const PageKind kind : kPageKinds) {
     TREADLE_CHECK(total_pages[kind] >= 0 && total_pages[kind] <= INT32_MAX);
     pools_[kind].references.resize(static_cast<size_t>(total_pages[kind]));
@@ -224,6 +227,7 @@ void KvSlotManager::Keep(const Prefix& prefix, const SequencePages& pages, const
 void KvSlotManager::KeepAndRelease(const Prefix& prefix, const SequencePages& pages,
                                    const Rows& rows) {
   const std::vector<PrefixIndex::Node> nodes = Attach(prefix, pages, rows, 0);
+  if (files_ != nullptr) NoteStores(prefix, nodes);
   Release(pages);
   // Kept pages that it computed once more, in pages of its own, have been used, too.
   for (size_t i = nodes.size(); i-- > 0;) {
@@ -234,6 +238,42 @@ void KvSlotManager::KeepAndRelease(const Prefix& prefix, const SequencePages& pa
       Release(std::span(&page, 1), kind);
     }
   }
+}
+
+// The beginning of a sequence is used after its end.
+void KvSlotManager::NoteStores(const Prefix& prefix, std::span<const PrefixIndex::Node> nodes) {
+  const auto page_size = static_cast<size_t>(paging_.page_size);
+  std::vector<PageName> names =
+      files_->NamesOf(prefix.salt, prefix.ids.first(nodes.size() * page_size));
+  std::vector<uint64_t> tags;
+  uint64_t tag = 0;
+  for (const PageName& name : names) {
+    for (const int32_t id : name.ids) tag = NextTag(tag, id);
+    tags.push_back(tag);
+  }
+  for (size_t i = nodes.size(); i-- > 0;) {
+    const int32_t page = index_.PageOf(nodes[i], PageKind::kWhole);
+    if (files_->Use(names[i].key) || page < 0) continue;
+    to_store_[page] = {tags[i], std::move(names[i])};
+  }
+}
+
+// Nothing waits for a queue that is full.
+std::vector<PageName> KvSlotManager::AddStores(IterationPlan& plan) {
+  std::vector<PageName> names;
+  if (to_store_.empty()) return names;
+  if (!files_->HasRoom()) {
+    files_->NoteDropped(std::ssize(to_store_));
+    to_store_.clear();
+  }
+  const int64_t most = std::max<int64_t>(1, kMostStoredBytes / files_->page_bytes());
+  while (!to_store_.empty() && std::ssize(names) < most) {
+    auto& [page, store] = *to_store_.begin();
+    plan.page_stores.push_back({page, store.tag});
+    names.push_back(std::move(store.name));
+    to_store_.erase(to_store_.begin());
+  }
+  return names;
 }
 
 void KvSlotManager::Forget(const SequencePages& pages, int64_t position) {
@@ -284,6 +324,7 @@ void KvSlotManager::TakeOldest(PageKind kind) {
 // No node names the page any more.
 void KvSlotManager::OnForgotten(PageKind kind, int32_t page) {
   Pool& pool = pools_[kind];
+  if (kind == PageKind::kWhole) to_store_.erase(page);
   if (events_ != nullptr && kind == told_) {
     events_->Change({.hash = index_.HashOf(pool.nodes[page]), .ids = {}});
   }

@@ -13,18 +13,24 @@
 // shared; window pages, which a sequence overwrites, are copied, and kept until they are
 // overwritten.
 //
+// The second tier (page_files.h), if there is one, gets every whole page that is kept of a sequence
+// that is over and not there yet: a plan has the engine give the page's bytes. Until then the page
+// is as free as others; one that is taken before is not stored.
+//
 // Invariants, for each kind: free + held == capacity, where idle pages are free; a page is free iff
 // its count is 0; reserving is all-or-nothing. Thread safety: confined to the serving loop's
 // thread.
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
 
 #include "engine/kv/kv_events.h"
+#include "engine/kv/page_files.h"
 #include "engine/kv/prefix_index.h"
 #include "engine/plan/iteration_plan.h"
 #include "engine/plan/kv_paging.h"
@@ -48,9 +54,10 @@ class KvSlotManager {
 
   // `most_idle`: idle pages at most; none of any kind: no prefix cache. `events`: told which blocks
   // are kept, by their pages of whole sequences if there are some, else by those of windows; null:
-  // nobody is.
+  // nobody is. `files`: the second tier, for pages of whole sequences without windows; null: none.
   KvSlotManager(const PageCounts& total_pages, const KvPaging& paging,
-                const PageCounts& most_idle = {}, KvEventLog* events = nullptr);
+                const PageCounts& most_idle = {}, KvEventLog* events = nullptr,
+                PageFiles* files = nullptr);
   // Pages of whole sequences only.
   KvSlotManager(int64_t total_pages, int64_t page_size)
       : KvSlotManager(PageCounts(total_pages), KvPaging{.page_size = page_size}) {}
@@ -98,6 +105,12 @@ class KvSlotManager {
   void Forget(const SequencePages& pages, int64_t position);
   // No page holds anything.
   void ForgetAll() { index_.Clear(); }
+  PageFiles* files() const { return files_; }
+  bool has_stores() const { return !to_store_.empty(); }
+  // Has the plan give pages for the second tier, at most kMostStoredBytes of them. Returns their
+  // names, in the plan's order.
+  std::vector<PageName> AddStores(IterationPlan& plan);
+  static constexpr int64_t kMostStoredBytes = 16 << 20;
   // Gives those who follow the events a snapshot, if they want one.
   void TellWhatIsKept() const;
   int64_t idle_pages(PageKind kind) const { return pools_[kind].idle; }
@@ -135,13 +148,20 @@ class KvSlotManager {
                                         const Rows& rows, int64_t begin);
 
   KvBlockEvent EventOf(PrefixIndex::Node node) const;
+  void NoteStores(const Prefix& prefix, std::span<const PrefixIndex::Node> nodes);
 
   const KvPaging paging_;
   const PageCounts most_idle_;
   KvEventLog* const events_;
+  PageFiles* const files_;
   const PageKind told_;  // kind of pages that events are about
   ByKind<Pool> pools_;
   PrefixIndex index_;
+  struct ToStore {
+    uint64_t tag = 0;  // of its last slot
+    PageName name;
+  };
+  std::map<int32_t, ToStore> to_store_;  // by page
 };
 
 }  // namespace treadle

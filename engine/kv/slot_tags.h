@@ -41,6 +41,11 @@ class SlotTags {
   std::optional<int64_t> FirstMissing(PageKind kind, const SequencePages& pages, int64_t first,
                                       std::span<const uint64_t> tags) const;
 
+  // Those of a page's slots.
+  std::span<uint64_t> Of(PageKind kind, int32_t page) const {
+    return {PageOf(kind, page), static_cast<size_t>(page_size_)};
+  }
+
   // The pages `to` of a kind are about to be overwritten, and hold what `from` hold.
   void ClearCopies(PageKind kind, std::span<const PageCopy> copies);
   void SetCopies(PageKind kind, std::span<const PageCopy> copies);

@@ -1,8 +1,9 @@
 // One iteration as a value: what the scheduler's planner says to the engine, and what comes back.
 //
-// A plan has no pointers, is incremental, and is applied in the order releases, page copies,
-// starts, steps. The plans of an epoch are the engine's complete input (docs/design.md, The plan),
-// which makes replay exact. Positions, prompt lengths and rows are in tokens; times in seconds.
+// A plan has no pointers, is incremental, and is applied in the order releases, page stores, page
+// copies, starts, page loads, steps. The plans of an epoch are the engine's complete input
+// (docs/design.md, The plan), which makes replay exact. Positions, prompt lengths and rows are in
+// tokens; times in seconds.
 #pragma once
 
 #include <algorithm>
@@ -90,12 +91,29 @@ struct StageRange {
 };
 inline constexpr StageRange kNoStages = {0, 0};
 
+// Asks for the bytes of a whole page, if the row of its last slot has this tag (slot_tags.h).
+struct PageStore {
+  int32_t page = 0;
+  uint64_t tag = 0;
+};
+
+// The bytes, from such a result, of the page at an index of a sequence that the same plan starts
+// behind it.
+struct PageLoad {
+  SequenceId sequence = 0;
+  int32_t index = 0;
+  std::vector<std::byte> bytes = {};
+};
+
 struct IterationPlan {
   uint64_t epoch = 0;
   uint64_t iteration = 0;  // consecutive within an epoch, from 0
   std::vector<SequenceId> releases = {};
+  // Stores and loads are for engines of one rank in this process: they have no form on the wire.
+  std::vector<PageStore> page_stores = {};
   ByKind<std::vector<PageCopy>> page_copies = {};
   std::vector<SequenceStart> starts = {};
+  std::vector<PageLoad> page_loads = {};
   std::vector<Step> steps = {};
   // The stages that execute this plan; may be empty. The caches of the others have its rows, from
   // an epoch before: they only note them, without copying pages; the stage before the first that
@@ -147,6 +165,8 @@ struct IterationResult {
   uint64_t epoch = 0;
   uint64_t iteration = 0;
   std::vector<StepResult> steps;  // in the plan's order
+  // Of the plan's page stores, in their order; empty: the page does not hold the row.
+  std::vector<std::vector<std::byte>> stored_pages = {};
   IterationTimings timings;
   ExpertUse experts;  // of the last stage's layers, as rank 0 saw it
 };

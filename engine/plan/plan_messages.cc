@@ -181,6 +181,7 @@ absl::Status DecodeDetail(const proto::TokenDetail& message, TokenDetail& detail
 }  // namespace
 
 void EncodePlan(const IterationPlan& plan, proto::Plan& message) {
+  TREADLE_CHECK(plan.page_stores.empty() && plan.page_loads.empty());
   message.set_epoch(plan.epoch);
   message.set_iteration(plan.iteration);
   Append(plan.releases, message.mutable_releases());

@@ -97,6 +97,9 @@ absl::Status SequenceTable::Check(const IterationPlan& plan) {
   ++check_;
   starting_.clear();
   for (const SequenceId sequence : plan.releases) TREADLE_RETURN_IF_ERROR(CheckRelease(sequence));
+  for (const PageStore& store : plan.page_stores) {
+    TREADLE_RETURN_IF_ERROR(CheckPage(store.page, PageKind::kWhole, "page store", store.tag));
+  }
   for (const PageKind kind : kPageKinds) {
     for (const PageCopy& copy : plan.page_copies[kind]) {
       TREADLE_RETURN_IF_ERROR(CheckPage(copy.from, kind, "page copy from", copy.to));
@@ -105,6 +108,7 @@ absl::Status SequenceTable::Check(const IterationPlan& plan) {
   }
   TREADLE_RETURN_IF_ERROR(CheckLive(plan));
   for (const SequenceStart& start : plan.starts) TREADLE_RETURN_IF_ERROR(CheckStart(start));
+  for (const PageLoad& load : plan.page_loads) TREADLE_RETURN_IF_ERROR(CheckLoad(load));
   int64_t tokens = 0;
   for (const Step& step : plan.steps) {
     TREADLE_RETURN_IF_ERROR(CheckStep(step));
@@ -178,6 +182,20 @@ absl::Status SequenceTable::CheckStart(const SequenceStart& start) {
     TREADLE_RETURN_IF_ERROR(CheckToken(token, "end token", id));
   }
   return CheckSampling(start.sampling, id);
+}
+
+// Requires that the starts were checked.
+absl::Status SequenceTable::CheckLoad(const PageLoad& load) const {
+  const auto it = starting_.find(load.sequence);
+  if (it == starting_.end()) {
+    return NotFound("page load of sequence ", load.sequence, ", which the plan does not start");
+  }
+  const SequenceStart& start = *it->second.start;
+  const int64_t before = std::min<int64_t>(start.first_position / limits_.page_size,
+                                           std::ssize(start.pages[PageKind::kWhole]));
+  if (load.index >= 0 && load.index < before) return absl::OkStatus();
+  return InvalidArgument("page load ", load.index, " of sequence ", load.sequence,
+                         ", expected one of the ", before, " whole pages before its first step");
 }
 
 absl::Status SequenceTable::CheckPages(const SequenceStart& start) const {

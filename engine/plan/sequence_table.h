@@ -142,6 +142,7 @@ class SequenceTable {
   absl::Status CheckRelease(SequenceId sequence);
   absl::Status CheckLive(const IterationPlan& plan) const;
   absl::Status CheckStart(const SequenceStart& start);
+  absl::Status CheckLoad(const PageLoad& load) const;
   absl::Status CheckPages(const SequenceStart& start) const;
   absl::Status CheckStep(const Step& step);
   absl::Status CheckRing(const Step& step, const Target& target) const;

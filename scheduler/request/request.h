@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "engine/kv/page_files.h"
 #include "engine/plan/iteration_plan.h"
 #include "scheduler/request/drafter.h"
 #include "scheduler/request/token_constraint.h"
@@ -123,6 +124,17 @@ struct Request {
   std::optional<double> predicted_first_token;
   std::optional<int32_t> cached_tokens;  // of the prompt, in the prefix cache when it began
   std::vector<Sequence> sequences;       // [candidates]
+
+  // Pages of its prompt that files had (page_fetches.h), until it begins: from `first_fetched` on,
+  // of which the cache had those before.
+  bool looked_for_pages = false;
+  std::shared_ptr<PageFetch> fetch;  // not null: they are being read, and it is not admitted
+  Clock::time_point fetch_until;
+  size_t pages_asked = 0;
+  size_t first_fetched = 0;
+  std::vector<PageBytes> fetched;
+  size_t pages_kept = 0;  // of the cache, when it was to begin
+
   // The stages that must recompute its known tokens; none once it has caught up.
   StageRange missing = kNoStages;
 

@@ -389,6 +389,15 @@ absl::StatusOr<CheckedModel> CheckModel(const ServeOptions& given) {
   }
   TREADLE_ASSIGN_OR_RETURN(auto sampling, SamplingOf(*checkpoint, options));
   TREADLE_ASSIGN_OR_RETURN(RankDevices devices, RankDevices::Choose(options));
+  if (const FolderSpace& disk = options.prefix_cache_disk; !disk.folder.empty()) {
+    const bool windows = config.LocalLayers(0, config.layers) > 0;
+    if (devices.cuda() || windows) {
+      return InvalidArgument("--prefix-cache-disk is set, but ",
+                             windows ? "the model has layers with a window; expected another model"
+                                     : "the device is cuda; expected --device cpu",
+                             ", or --prefix-cache-disk none");
+    }
+  }
   options.max_batch_tokens = BatchTokens(options, devices.cuda());
   if (options.max_context == 0) options.max_context = config.context;
   TREADLE_RETURN_IF_ERROR(CheckWeightsFit(*checkpoint, options, devices, options.max_context));
@@ -452,9 +461,9 @@ absl::StatusOr<OpenedModel> OpenModel(const CheckedModel& checked,
   served.paging = opened.kv.paging;
   opened.files = checkpoint->file_states();
   TREADLE_ASSIGN_OR_RETURN(opened.setup.fingerprint, weights.get());
-  TREADLE_ASSIGN_OR_RETURN(const std::string key,
+  TREADLE_ASSIGN_OR_RETURN(opened.numerics_key,
                            NumericsKey(options, *checkpoint, opened, opened.setup.fingerprint));
-  served.fingerprint = "fp_" + Digest(key).substr(0, 10);
+  served.fingerprint = "fp_" + Digest(opened.numerics_key).substr(0, 10);
   if (options.record.empty()) return opened;
   opened.setup.version = TREADLE_VERSION;
   opened.setup.backend = served.backend;

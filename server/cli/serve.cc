@@ -20,6 +20,7 @@
 #include "server/cli/command.h"
 #include "server/cli/daemon.h"
 #include "server/cli/open_model.h"
+#include "server/cli/prefix_cache_disk.h"
 #include "server/cli/progress.h"
 #include "server/cli/serve_doors.h"
 #include "server/configuration.h"
@@ -234,6 +235,7 @@ absl::StatusOr<int> Serve(const ServeOptions& options, std::string configuration
       signals.Interrupt();
     };
   }
+  TREADLE_ASSIGN_OR_RETURN(scheduling.page_files, OpenPageFiles(options, opened, log.sink()));
   TREADLE_ASSIGN_OR_RETURN(std::unique_ptr<ServingStack> stack,
                            ServingStack::Create(std::move(opened.served), std::move(opened.engine),
                                                 scheduling, std::move(opened.draft)));
@@ -242,6 +244,7 @@ absl::StatusOr<int> Serve(const ServeOptions& options, std::string configuration
   metrics.AddCounter("treadle:log_lines_dropped_total",
                      "Log lines dropped: the queue was full, or the file failed.",
                      [&log] { return static_cast<double>(log.dropped()); });
+  AddPageFiles(scheduling.page_files, metrics);
   std::vector<LedgerFollower::Sink> sinks = {
       [&metrics](const LedgerRecord& record, uint64_t) { metrics.Record(record); }};
   if (!options.ledger_file.empty()) {

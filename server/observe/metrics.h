@@ -29,8 +29,9 @@ class Metrics {
   ~Metrics();
 
   // Adds others' counts; before Listen. `now` is asked at each scrape, as long as the metrics live,
-  // and never becomes less.
+  // and a counter's never becomes less.
   void AddCounter(const char* name, const char* help, std::function<double()> now);
+  void AddGauge(const char* name, const char* help, std::function<double()> now);
   void Add(std::shared_ptr<const Door::Counts> door);
   void Add(std::shared_ptr<const WorkPool::Counts> work);
   // Refused requests, with those that the gRPC port refuses by itself.
@@ -49,7 +50,6 @@ class Metrics {
 
  private:
   struct Instruments;
-  void AddGauge(const char* name, const char* help, std::function<double()> now);
   std::unique_ptr<Instruments> instruments_;
   std::unique_ptr<HttpServer> server_;  // after what it scrapes
 };

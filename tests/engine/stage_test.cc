@@ -165,6 +165,42 @@ TEST_F(StageTest, RowsThatAreNotThereAreNamed) {
   EXPECT_THAT(error(other, rest), HasSubstr("sequence 5 do not hold its row at position 0"));
 }
 
+// A plan gives a page before another sequence of it writes there, and only if it holds the rows it
+// is asked for. What was given brings them to any page.
+TEST_F(StageTest, PagesThatAreGivenCanBeLoaded) {
+  std::vector<int32_t> prompt(20);
+  std::iota(prompt.begin(), prompt.end(), 1);
+  Run(PlanOf().Start(StartOf(1, 20, {0, 1})).Step(SampleOf(StepOf(1, 0, prompt))));
+  uint64_t tag = 0;
+  for (int32_t id = 1; id <= 16; ++id) tag = NextTag(tag, id);
+  IterationPlan stores = PlanOf()
+                             .Release(1)
+                             .Start(StartOf(2, 16, {0}))
+                             .Step(SampleOf(StepOf(2, 0, std::vector<int32_t>(16, 40))));
+  stores.page_stores = {{0, tag}, {0, tag + 1}, {1, 0}, {9, 0}};
+  const auto given = Run(stores).stored_pages;
+  ASSERT_EQ(given.size(), 4u);
+  EXPECT_FALSE(given[0].empty());
+  EXPECT_TRUE(given[1].empty()) << "of other rows";
+  EXPECT_TRUE(given[2].empty()) << "it is not whole";
+  EXPECT_TRUE(given[3].empty()) << "nobody wrote it";
+
+  SequenceStart second = StartOf(3, 20, {7, 5});
+  second.first_position = 16;
+  second.earlier_tokens = {prompt.begin(), prompt.begin() + 16};
+  IterationPlan load =
+      PlanOf().Start(second).Step(SampleOf(StepOf(3, 16, {prompt.begin() + 16, prompt.end()})));
+  load.page_loads = {{3, 0, given[0]}};
+  EXPECT_EQ(Run(load).steps[0].token(), Greedy(prompt));
+
+  load = PlanOf().Start(StartOf(4, 20, {8, 9}));
+  load.starts[0].first_position = 16;
+  load.starts[0].earlier_tokens = second.earlier_tokens;
+  load.page_loads = {{4, 0, {std::byte{1}}}};
+  EXPECT_THAT(std::string(stage_->Begin(load).message()),
+              HasSubstr("page load 0 of sequence 4 has 1 bytes, expected "));
+}
+
 // Releases, page copies, starts, steps: a page that a release gives up is copied over and begun
 // anew within one plan.
 TEST_F(StageTest, AppliesReleasesCopiesStartsAndStepsInThisOrder) {

@@ -62,7 +62,7 @@ LoopHarness::LoopHarness(const HarnessOptions& o)
     : options(o),
       engine(o.engine),
       kv(o.engine.total_pages, o.engine.paging(),
-         o.prefix_cache ? o.engine.total_pages : PageCounts()),
+         o.prefix_cache ? o.engine.total_pages : PageCounts(), nullptr, o.files),
       policy(Policy::Create(o.policy).value()),
       pool(o.max_queue) {
   ServingLoop::Options loop_options;
@@ -126,6 +126,11 @@ void LoopHarness::RunToIdle() {
   while (busy) {
     busy = Turn();
     if (options.engine.manual) busy = engine.Complete() || busy;
+    const bool reading = std::ranges::any_of(
+        pool.live(), [](const auto& request) { return request->fetch != nullptr; });
+    if (!reading) continue;
+    TREADLE_CHECK(options.files->WaitIdle(Clock::now() + std::chrono::seconds(60)));
+    busy = true;
   }
 }
 

@@ -43,6 +43,7 @@ struct HarnessOptions {
   Clock::duration max_ttft{0};
   bool recover = true;
   bool prefix_cache = true;
+  PageFiles* files = nullptr;  // of FakeEngine's pages
   std::function<void(const absl::Status&)> give_up;
   MakeDrafter drafter = MakeNgramDrafter;
   std::optional<FakeEngineOptions> draft_engine;  // of a draft model; unset: there is none

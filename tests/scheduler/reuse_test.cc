@@ -10,6 +10,7 @@
 #include <tuple>
 
 #include "base/status.h"
+#include "engine/memory_plan.h"
 #include "kernels/op_cases/instrumented.h"
 #include "kernels/op_cases/random.h"
 #include "models/architectures/architecture.h"
@@ -29,14 +30,17 @@ constexpr int64_t kPageSize = 16, kPages = 40, kBatchTokens = 32;
 
 class Server {
  public:
-  Server(const EngineKind& kind, const std::string& path, bool cached, const MakeDrafter& drafter) {
+  // `disk`: a folder for the second tier; empty: none.
+  Server(const EngineKind& kind, const std::string& path, bool cached, const MakeDrafter& drafter,
+         const std::string& disk) {
     auto checkpoint = Checkpoint::Open(path);
     TREADLE_CHECK(checkpoint.ok());
     const KvPaging paging = KvPaging::Of((*checkpoint)->config(), kPageSize, kBatchTokens);
     const PageCounts pages = {paging.whole ? kPages : 0, paging.ring > 0 ? kPages : 0};
     engine_ = MakeEngine(
         kind, path, {.max_batch_tokens = kBatchTokens, .page_size = kPageSize, .kv_pages = pages});
-    kv_.emplace(pages, paging, cached ? pages : PageCounts());
+    if (!disk.empty()) files_ = OpenFiles(disk, (*checkpoint)->config());
+    kv_.emplace(pages, paging, cached ? pages : PageCounts(), nullptr, files_.get());
     ServingLoop::Options loop;
     loop.limits = {.max_batch_size = 6, .max_batch_tokens = kBatchTokens};
     if (drafter) loop.drafter = drafter;
@@ -45,9 +49,26 @@ class Server {
   }
   ~Server() { loop_->Stop(absl::UnavailableError("the test is over")); }
 
+  PageFiles* files() { return files_.get(); }
+
   RequestPool::Submitted Submit(const RequestSpec& spec) { return *pool_.Submit(spec); }
 
  private:
+  static std::unique_ptr<PageFiles> OpenFiles(const std::string& disk, const ModelConfig& config) {
+    const KvMemoryRequest memory = {.page_size = kPageSize};
+    auto files = PageFiles::Open(
+        {.folder = disk,
+         .max_bytes = 64 << 20,
+         .model = "tiny",
+         .contents = "tiny",
+         .page_size = kPageSize,
+         .page_bytes = KvMemoryOf(config, memory, kPages).bytes_per_page[PageKind::kWhole],
+         .seconds = [] { return 0.0; }});
+    TREADLE_CHECK(files.ok());
+    return *std::move(files);
+  }
+
+  std::unique_ptr<PageFiles> files_;
   std::unique_ptr<Engine> engine_;
   std::optional<KvSlotManager> kv_;
   RequestPool pool_{1000};
@@ -110,15 +131,17 @@ RequestSpec RandomRequest(Random& random, std::vector<int32_t> prompt) {
 
 // The answers of conversations whose turns come together. What is asked depends on the seed and on
 // the answers alone. Those are guessed as they are `known`; without it they are entered there, and
-// nothing is guessed.
+// nothing is guessed. With a `disk` the server is another one for each third of the rounds, and
+// `hits` gets the tokens that files had.
 std::vector<Answer> Converse(const EngineKind& kind, const std::string& path, bool cached,
-                             bool guessed, int rounds, Known& known) {
+                             bool guessed, int rounds, Known& known, const std::string& disk = "",
+                             int64_t* hits = nullptr) {
   const MakeDrafter drafter = [&](const Request& request, const Sequence& sequence) {
     const auto& answers = known.at({request.spec.prompt, request.spec.sampling.seed});
     return std::make_unique<OracleDrafter>(answers[sequence.candidate], sequence.output.size(),
                                            request.id, TinyVocabulary());
   };
-  Server server(kind, path, cached, drafter);
+  std::optional<Server> server;
   Random random(7);
   const auto draw = [&](int64_t count) {
     std::vector<int32_t> ids;
@@ -131,6 +154,10 @@ std::vector<Answer> Converse(const EngineKind& kind, const std::string& path, bo
   std::map<int, std::vector<int32_t>> said;  // by conversation
   std::vector<Answer> answers;
   for (int round = 0; round < rounds; ++round) {
+    if (!server || (!disk.empty() && round % (rounds / 3) == 0)) {
+      server.reset();
+      server.emplace(kind, path, cached, drafter, disk);
+    }
     std::map<int, RequestPool::Submitted> asked;
     std::map<int, RequestSpec> specs;
     const int64_t requests = 1 + random.Below(6);
@@ -147,7 +174,7 @@ std::vector<Answer> Converse(const EngineKind& kind, const std::string& path, bo
       words.insert(words.end(), next.begin(), next.end());
       specs[who] = RandomRequest(random, words);
       if (guessed) specs[who].speculate = Speculate::kNgram;
-      asked[who] = server.Submit(specs[who]);
+      asked[who] = server->Submit(specs[who]);
     }
     for (const auto& [who, submitted] : asked) {
       answers.push_back(Await(submitted));
@@ -161,6 +188,10 @@ std::vector<Answer> Converse(const EngineKind& kind, const std::string& path, bo
       const std::vector<int32_t>& tokens = answers.back().tokens;
       said[who].insert(said[who].end(), tokens.begin(), tokens.end());
     }
+    if (hits != nullptr && (round + 1) % (rounds / 3) == 0) {
+      *hits += server->files()->counters().hits;
+      EXPECT_EQ(server->files()->counters().misses, 0);
+    }
   }
   return answers;
 }
@@ -172,6 +203,7 @@ int Rounds(const EngineKind& kind) {
 }
 
 class Reuse : public testing::TestWithParam<EngineKind> {};
+class ReuseFromFiles : public testing::TestWithParam<EngineKind> {};
 
 TEST_P(Reuse, AnswersAreThoseWithoutIt) {
   const TestFolder folder;
@@ -263,12 +295,48 @@ TEST(DraftModelOfAnEngine, GuessesWhatItWouldSay) {
   }
 }
 
+// With files, within memory that is too small, and after restarts.
+TEST_P(ReuseFromFiles, AnswersAreThoseWithoutThem) {
+  const TestFolder folder;
+  TinyModelOptions options;
+  options.layers = 4;
+  const auto path = WriteTinyGguf(*FindArchitecture("llama"), folder.path(), options);
+  ASSERT_TRUE(path.ok()) << path.status();
+  const int rounds = Rounds(GetParam()) / 3 * 3;
+  Known known;
+  const auto plain = Converse(GetParam(), *path, false, false, rounds, known);
+  for (const bool guessed : {false, true}) {
+    int64_t hits = 0;
+    const auto answers = Converse(GetParam(), *path, true, guessed, rounds, known,
+                                  folder / Str("disk", guessed), &hits);
+    ASSERT_EQ(answers.size(), plain.size());
+    for (size_t i = 0; i < answers.size(); ++i) {
+      ASSERT_EQ(answers[i].told, plain[i].told) << "answer " << i;
+      ASSERT_EQ(answers[i].prompt, plain[i].prompt) << "answer " << i;
+    }
+    EXPECT_GT(hits, 0);
+  }
+}
+
 // Emulated GPUs would take minutes; PlanDriver takes sequences from the cache there, too.
 std::vector<EngineKind> Kinds() {
   std::vector<EngineKind> kinds = EngineKinds();
   std::erase_if(kinds, [](const EngineKind& kind) { return kind.gpus || kind.stages > 3; });
   return kinds;
 }
+
+// One rank in this process: others have no second tier.
+std::vector<EngineKind> FileKinds() {
+  std::vector<EngineKind> kinds = EngineKinds();
+  std::erase_if(kinds, [](const EngineKind& kind) {
+    return kind.stages > 0 || kind.ranks > 1 || kind.asynchronous();
+  });
+  return kinds;
+}
+
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(ReuseFromFiles);  // remote_kinds.cc has none
+INSTANTIATE_TEST_SUITE_P(Kinds, ReuseFromFiles, testing::ValuesIn(FileKinds()),
+                         [](const auto& info) { return info.param.Name(); });
 
 INSTANTIATE_TEST_SUITE_P(Kinds, Reuse, testing::ValuesIn(Kinds()),
                          [](const auto& info) { return info.param.Name(); });

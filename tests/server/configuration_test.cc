@@ -11,6 +11,7 @@
 namespace treadle {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
 
 // The error of a command line, or "".
@@ -155,6 +156,20 @@ TEST(Configuration, OptionsThatContradictEachOther) {
   options.prefix_cache = false;
   EXPECT_THAT(std::string(CheckServeOptions(options).message()),
               HasSubstr("--kv-events is on, but --prefix-cache is off"));
+  using O = ServeOptions;
+  for (const auto& [change, why] :
+       {std::pair<void (*)(O&), const char*>{[](O& o) { o.prefix_cache = false; },
+                                             "--prefix-cache is off; expected on"},
+        {[](O& o) { o.pipeline_parallel = 2; }, "in worker processes; expected it in this one"},
+        {[](O& o) { o.tensor_parallel = 2; }, "--tensor-parallel is more than 1; expected 1"},
+        {[](O& o) { o.record = "r"; }, "--record has no place for pages"}}) {
+    options = {.model = "m"};
+    options.prefix_cache_disk = {"f", 1 << 20};
+    EXPECT_TRUE(CheckServeOptions(options).ok());
+    change(options);
+    EXPECT_THAT(std::string(CheckServeOptions(options).message()),
+                AllOf(HasSubstr("--prefix-cache-disk is set, but "), HasSubstr(why)));
+  }
   options = {.model = "m", .policy = "request-level"};
   EXPECT_TRUE(CheckServeOptions(options).ok());
   options.max_ttft = std::chrono::seconds(1);

@@ -1,6 +1,7 @@
 #include "tests/support/fake_engine.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "base/status.h"
@@ -260,6 +261,8 @@ std::span<const int32_t> FakeEngine::Ring(const SequenceStart& start, PageKind k
 
 void FakeEngine::Run(const IterationPlan& plan) {
   for (const SequenceId sequence : plan.releases) Release(sequence);
+  std::vector<PageBytes> stored;
+  for (const PageStore& store : plan.page_stores) stored.push_back(BytesOf(store.page));
   for (const PageKind kind : kPageKinds) {
     for (const PageCopy& copy : plan.page_copies[kind]) {
       for (int stage = 0; stage < options_.stages; ++stage) {
@@ -268,7 +271,9 @@ void FakeEngine::Run(const IterationPlan& plan) {
     }
   }
   for (const SequenceStart& start : plan.starts) StartSequence(start);
+  for (const PageLoad& load : plan.page_loads) Load(load);
   IterationResult& result = running_.emplace_back().result;
+  result.stored_pages = std::move(stored);
   result.epoch = plan.epoch;
   result.iteration = plan.iteration;
   result.timings = timings_;
@@ -297,6 +302,30 @@ void FakeEngine::Copy(const PageCopy& copy, PageKind kind, int stage) {
   }
   if (to->owners != 0) Violation(Str("copy to page ", copy.to, ", which is in use"));
   to->slots[stage] = from->slots[stage];
+}
+
+PageBytes FakeEngine::BytesOf(int32_t page) {
+  const Page* const from = PageAt(page, PageKind::kWhole);
+  if (from == nullptr) return {};
+  const auto bytes = std::as_bytes(std::span(from->slots[0]));
+  return {bytes.begin(), bytes.end()};
+}
+
+void FakeEngine::Load(const PageLoad& load) {
+  const auto it = live_.find(load.sequence);
+  if (it == live_.end()) return Violation(Str("page load of unknown sequence ", load.sequence));
+  const SequenceStart& start = it->second.start;
+  Page* const to = PageOf(start, load.index * options_.page_size, PageKind::kWhole);
+  if (to == nullptr) return;
+  std::vector<Page::Slot>& slots = to->slots[0];
+  const std::vector<Page::Slot> before = slots;
+  if (load.bytes.size() != std::span(slots).size_bytes()) {
+    return Violation(Str("page load of ", load.bytes.size(), " bytes"));
+  }
+  std::memcpy(slots.data(), load.bytes.data(), load.bytes.size());
+  if (to->owners > 1 && before != slots) {
+    Violation(Str("sequence ", load.sequence, " loads other rows into a page, which is shared"));
+  }
 }
 
 void FakeEngine::StartSequence(const SequenceStart& start) {

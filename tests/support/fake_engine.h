@@ -58,6 +58,7 @@ struct FakeEngineOptions {
 class FakeEngine final : public Engine {
  public:
   static constexpr int32_t kVocab = 64;
+  static constexpr int64_t kSlotBytes = 24;  // of a page that a result gives
 
   explicit FakeEngine(const FakeEngineOptions& options);
 
@@ -106,6 +107,7 @@ class FakeEngine final : public Engine {
 
       friend bool operator==(const Slot&, const Slot&) = default;
     };
+    static_assert(sizeof(Slot) == kSlotBytes);
     std::vector<std::vector<Slot>> slots;  // [stages][page_size]
   };
   struct Live {
@@ -124,6 +126,8 @@ class FakeEngine final : public Engine {
   void Run(const IterationPlan& plan) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Release(SequenceId sequence) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Copy(const PageCopy& copy, PageKind kind, int stage) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  PageBytes BytesOf(int32_t page) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Load(const PageLoad& load) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void StartSequence(const SequenceStart& start) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   uint64_t TenantOf(const SequenceStart& start) const {
     return start.sampling.seed % options_.tenants;

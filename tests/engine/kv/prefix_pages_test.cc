@@ -8,6 +8,7 @@
 #include "engine/kv/kv_slot_manager.h"
 #include "engine/kv/prefix_index.h"
 #include "kernels/op_cases/random.h"
+#include "tests/support/test_folder.h"
 
 namespace treadle {
 namespace {
@@ -90,6 +91,38 @@ TEST(PrefixPages, WhatIsHeldIsNotReservedAgain) {
   manager.Release(second->front());
   EXPECT_EQ(manager.Find(before).held, 0);
   EXPECT_EQ(manager.Find(before).tokens, 12);
+}
+
+// What is kept of a sequence that is over goes to files with the next plan, each page once, unless
+// somebody took its page before.
+TEST(PrefixPages, WhatIsKeptGoesToFiles) {
+  const TestFolder folder;
+  const auto files = PageFiles::Open({.folder = folder.path(),
+                                      .max_bytes = 1 << 20,
+                                      .model = "m",
+                                      .contents = "c",
+                                      .page_size = kPage,
+                                      .page_bytes = 8});
+  ASSERT_TRUE(files.ok()) << files.status();
+  KvSlotManager manager(4, {.page_size = kPage}, 4, nullptr, files->get());
+  const auto stores = [&] {
+    IterationPlan plan;
+    std::vector<int32_t> firsts;
+    for (PageName& name : manager.AddStores(plan)) {
+      firsts.push_back(name.ids[0]);
+      (*files)->Store(std::move(name), PageBytes(8));
+    }
+    EXPECT_THAT(plan.page_stores, SizeIs(firsts.size()));
+    return firsts;
+  };
+  Live(manager, Ids(0, 11));
+  EXPECT_THAT(stores(), ElementsAre(0, 4));
+  Live(manager, Ids(0, 13));
+  EXPECT_THAT(stores(), ElementsAre(8)) << "the others are there";
+  Live(manager, Ids(100, 8));
+  EXPECT_TRUE(manager.has_stores());
+  manager.Release(*manager.Reserve(4));
+  EXPECT_THAT(stores(), IsEmpty());
 }
 
 // Three sequences of two pages, and room for six: whoever needs one takes the end of the one that

@@ -158,6 +158,26 @@ TEST(SequenceTable, NamesPagesAndPositionsOutOfRange) {
   ExpectBad(table, PlanOf().Step(StepOf(2, 90, {1})), kInvalid, "the model's context hold 90");
 }
 
+TEST(SequenceTable, NamesPagesThatCannotBeStoredOrLoaded) {
+  SequenceTable table(SmallLimits());
+  Apply(table, PlanOf().Start(StartOf(1, 40, {0, 1, 2})));
+  IterationPlan plan;
+  plan.page_stores = {{7, 0}, {8, 0}};
+  ExpectBad(table, plan, kInvalid, "page store 8");
+  SequenceStart start = StartOf(2, 40, {3, 4, 5});
+  start.first_position = 33;
+  start.earlier_tokens.assign(33, 1);
+  const auto loads = [&](std::vector<PageLoad> loads) {
+    IterationPlan plan = PlanOf().Start(start);
+    plan.page_loads = std::move(loads);
+    return plan;
+  };
+  ExpectBad(table, loads({{1, 0}}), kNotFound, "page load of sequence 1, which the plan does not");
+  ExpectBad(table, loads({{2, 2}}), kInvalid, "page load 2 of sequence 2, expected one of the 2");
+  ExpectBad(table, loads({{2, -1}}), kInvalid, "page load -1 of sequence 2");
+  Apply(table, loads({{2, 0}, {2, 1}}));
+}
+
 TEST(SequenceTable, NamesTokensThatCannotBe) {
   SequenceTable table(SmallLimits());
   Apply(table, PlanOf().Start(StartOf(1, 3, {0})));

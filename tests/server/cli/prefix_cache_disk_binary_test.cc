@@ -1,0 +1,73 @@
+// `treadle serve --prefix-cache-disk`: what is cached outlives the server.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/server/cli/served_binary.h"
+
+namespace treadle {
+namespace {
+
+using testing::HasSubstr;
+
+struct Answer {
+  std::string text;
+  int64_t cached = 0;
+};
+
+Answer Ask(const ServedBinary& server, const std::string& text) {
+  v1::GenerateRequest request = GreedyRequest(8);
+  request.set_text(text);
+  grpc::ClientContext context;
+  v1::GenerateResponse response;
+  const grpc::Status status = server.stub().Generate(&context, request, &response);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  return {response.output().text(), response.usage().cached_tokens()};
+}
+
+TEST(PrefixCacheDiskBinary, ARestartedServerFindsWhatWasComputed) {
+  const TestFolder folder;
+  const std::string disk = folder / "pages";
+  const auto flags = [&](const std::string& more) {
+    return ServedBinary::kGrpcOnly + more + " --threads 1 --prefix-cache-disk " + disk + ":16M";
+  };
+  const std::vector<std::string> model = {"--model", OwnModel()};
+  std::string text;
+  for (int i = 0; i < 10; ++i) text += "one two three four five ";
+  Answer before;
+  {
+    ServedBinary server(flags(""), model);
+    ASSERT_SERVES(server);
+    EXPECT_THAT(server.output(), HasSubstr(disk + " has 0 pages of 32 tokens, 0M of 16M"));
+    before = Ask(server, text);
+    EXPECT_EQ(before.cached, 0);
+    EXPECT_THAT(RunToEnd(ServedBinary::Command(flags(""), model), 1),
+                HasSubstr(disk + " is in use by another process"));
+    EXPECT_EQ(server.Stop(), 0);  // with what it is asked for last
+  }
+  {
+    ServedBinary server(flags(""), model);
+    ASSERT_SERVES(server);
+    EXPECT_THAT(server.output(), HasSubstr("; reading a page takes "));
+    const Answer after = Ask(server, text);
+    EXPECT_GT(after.cached, 64);
+    EXPECT_EQ(after.text, before.text);
+    server.Kill();
+  }
+  EXPECT_THAT(RunToEnd(ServedBinary::Command(flags("--kv-dtype f32"), model), 1),
+              HasSubstr(disk + " has pages of another model, version or setting"));
+}
+
+TEST(PrefixCacheDiskBinary, ModelsWithWindowsAreRefusedBeforeTheyAreLoaded) {
+  const TestFolder folder;
+  TinyModelOptions options;
+  options.window = 18;
+  const auto model = WriteTinyLlamaGguf(folder.path(), options);
+  ASSERT_TRUE(model.ok());
+  EXPECT_THAT(RunToEnd(ServedBinary::Command("--prefix-cache-disk " + (folder / "pages:1M"),
+                                             {"--model", *model}),
+                       2),
+              HasSubstr("--prefix-cache-disk is set, but the model has layers with a window"));
+}
+
+}  // namespace
+}  // namespace treadle
