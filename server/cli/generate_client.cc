@@ -85,8 +85,7 @@ absl::StatusOr<GenerateClient> GenerateClient::Open(const std::string& target,
   TREADLE_ASSIGN_OR_RETURN(client.access_, OpenAccess(flags));
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(-1);
-  client.stub_ =
-      v1::Inference::NewStub(OpenChannel(target, client.access_.credentials, arguments));
+  client.stub_ = v1::Inference::NewStub(OpenChannel(target, client.access_.credentials, arguments));
   return client;
 }
 

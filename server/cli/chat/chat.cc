@@ -235,14 +235,16 @@ absl::Status Talk(const ChatFlags& options) {
 
 int RunChat(int argc, char** argv) {
   ChatFlags options;
-  CLI::App app("A conversation with the model of a running server. Lines of a pipe are messages, too.");
+  CLI::App app(
+      "A conversation with the model of a running server. Lines of a pipe are messages, too.");
   app.footer(kCommandHelp);
   app.option_defaults()->group("Conversation");
   app.add_option("--system", options.system, "system message before the conversation");
   app.option_defaults()->group("Server");
   app.add_option("--target", options.target, "server, host:port");
   AddClientFlags(app, options.access);
-  app.add_option("--timeout", options.timeout, "deadline of each answer, such as 30s; none if absent");
+  app.add_option("--timeout", options.timeout,
+                 "deadline of each answer, such as 30s; none if absent");
   AddSamplingFlags(app, options.request);
   AddStoppingFlags(app, options.request);
   if (auto code = ParseFlags(app, "chat", argc, argv)) return *code;

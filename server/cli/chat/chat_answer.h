@@ -1,6 +1,6 @@
-// An answer of a model as a terminal shows it: what the model thinks is dim, and nothing in the text
-// drives the terminal. Without colours the text has the model's marks of what it thinks, and a pipe
-// gets it byte for byte.
+// An answer of a model as a terminal shows it: what the model thinks is dim, and nothing in the
+// text drives the terminal. Without colours the text has the model's marks of what it thinks, and a
+// pipe gets it byte for byte.
 //
 // Not thread-safe.
 #pragma once

@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 
+#include "absl/strings/ascii.h"
 #include "base/status.h"
 
 namespace treadle {
@@ -14,6 +15,16 @@ bool HasColours(int fd) {
   const char* const kind = std::getenv("TERM");
   if (no_colour != nullptr && *no_colour != '\0') return false;
   return isatty(fd) != 0 && (kind == nullptr || std::string_view(kind) != "dumb");
+}
+
+bool SpeaksUtf8() {
+  for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"}) {
+    const char* const value = std::getenv(name);
+    if (value == nullptr || *value == '\0') continue;
+    const std::string locale = absl::AsciiStrToLower(value);
+    return locale.find("utf-8") != locale.npos || locale.find("utf8") != locale.npos;
+  }
+  return false;
 }
 
 int ColumnsOf(int fd, int otherwise) {

@@ -15,6 +15,9 @@ inline constexpr std::string_view kBold = "1", kDim = "2", kRed = "31", kGreen =
 // True for a terminal, unless NO_COLOR is set (no-color.org) or TERM is "dumb".
 bool HasColours(int fd);
 
+// Whether the locale's characters are UTF-8: LC_ALL, LC_CTYPE or LANG says so.
+bool SpeaksUtf8();
+
 // The terminal's width in characters; `otherwise` if it is none.
 int ColumnsOf(int fd, int otherwise);
 

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
@@ -19,6 +20,7 @@
 #include "base/status.h"
 #include "server/cli/client_flags.h"
 #include "server/cli/command.h"
+#include "server/cli/help/terminal.h"
 #include "server/cli/top/top_view.h"
 #include "server/cli/top/top_watch.h"
 #include "server/configuration.h"
@@ -29,6 +31,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kMinInterval{100};
 constexpr std::chrono::milliseconds kMaxInterval = std::chrono::minutes{10};
+constexpr std::chrono::milliseconds kMaxWindow = std::chrono::hours{1};
 
 constexpr std::string_view kEnter = "\x1b[?1049h\x1b[?25l";  // alternate screen, no cursor
 constexpr std::string_view kLeave = "\x1b[?25h\x1b[?1049l";
@@ -77,6 +80,7 @@ class Terminal {
   Terminal& operator=(const Terminal&) = delete;
 
   bool has_screen() const { return screen_; }
+  bool has_keys() const { return keys_; }
 
   // The size of stdout's terminal; 80 x 24 if it is none.
   static winsize Size() {
@@ -105,7 +109,7 @@ class Terminal {
     WriteAll(frame);
   }
 
-  enum class Event { kNews, kRedraw, kQuit };
+  enum class Event { kNews, kRedraw, kPause, kQuit };
   // Waits until `news` is readable, the screen must be drawn again, or somebody wants to quit: q,
   // SIGINT, SIGTERM, SIGHUP, or a terminal that went away.
   Event Wait(int news) {
@@ -152,9 +156,9 @@ class Terminal {
     char keys[64];
     const ssize_t n = read(STDIN_FILENO, keys, sizeof keys);
     if (n < 0 && errno == EINTR) return std::nullopt;
-    if (n <= 0 || std::string_view(keys, static_cast<size_t>(n)).find('q') != std::string::npos) {
-      return Event::kQuit;
-    }
+    const std::string_view typed(keys, static_cast<size_t>(std::max<ssize_t>(n, 0)));
+    if (n <= 0 || typed.find('q') != typed.npos) return Event::kQuit;
+    if (typed.find('p') != typed.npos) return Event::kPause;
     return std::nullopt;
   }
 
@@ -176,6 +180,7 @@ struct TopOptions {
   std::string target = "127.0.0.1:50051";
   ClientFlags access;
   std::string interval = "1s";
+  std::string window = "1m";
   bool once = false;
   bool json = false;
 };
@@ -184,6 +189,8 @@ void AddFlags(CLI::App& app, TopOptions& o) {
   app.add_option("--target", o.target, "server, host:port");
   AddClientFlags(app, o.access);
   app.add_option("--interval", o.interval, "time between two updates, 100ms to 10m");
+  app.add_option("--window", o.window,
+                 "time that percentiles are of, 0s to 1h; 0s: each interval alone");
   app.add_flag("--once", o.once, "one interval, then end");
   app.add_flag("--json", o.json, "one JSON object per interval");
 }
@@ -196,15 +203,27 @@ absl::StatusOr<TopWatch::Options> WatchOptions(const TopOptions& o) {
   if (*interval < kMinInterval || *interval > kMaxInterval) {
     return InvalidArgument("--interval is '", o.interval, "', expected 100ms to 10m");
   }
+  const auto window = ParseDuration(o.window);
+  if (!window.ok()) return InvalidArgument("--window ", window.status().message());
+  if (*window > kMaxWindow) {
+    return InvalidArgument("--window is '", o.window, "', expected 0s to 1h");
+  }
   TREADLE_ASSIGN_OR_RETURN(ClientAccess access, OpenAccess(o.access));
-  return TopWatch::Options{
-      .target = o.target, .access = std::move(access), .interval = *interval, .retry = !o.once};
+  return TopWatch::Options{.target = o.target,
+                           .access = std::move(access),
+                           .interval = *interval,
+                           .window = *window,
+                           .retry = !o.once};
 }
 
-void Show(const TopReport& report, const TopOptions& o, Terminal& terminal) {
+void Show(const TopReport& report, const TopOptions& o, Terminal& terminal, bool paused = false) {
   const winsize size = Terminal::Size();
   if (terminal.has_screen()) {
-    terminal.Draw(TopScreen(report, size.ws_col, size.ws_row));
+    terminal.Draw(TopScreen(report, size.ws_col, size.ws_row,
+                            {.colours = HasColours(STDOUT_FILENO),
+                             .blocks = SpeaksUtf8(),
+                             .keys = terminal.has_keys(),
+                             .paused = paused}));
   } else if (report.numbers && report.numbers->seconds == 0) {
     // The first report covers no interval.
   } else if (o.json) {
@@ -223,21 +242,26 @@ absl::Status Follow(const TopOptions& o) {
   TopReport shown{.target = options.target, .interval = options.interval};
   if (terminal.has_screen()) Show(shown, o, terminal);
   TopWatch watch(std::move(options));
+  bool paused = false;
   while (true) {
     switch (terminal.Wait(watch.news())) {
       case Terminal::Event::kQuit:
         return absl::OkStatus();
+      case Terminal::Event::kPause:
+        paused = !paused;
+        [[fallthrough]];
       case Terminal::Event::kRedraw:
-        Show(shown, o, terminal);
+        Show(shown, o, terminal, paused);
         break;
       case Terminal::Event::kNews:
         if (auto report = watch.Take()) {
+          if (paused && report->trouble.ok()) break;
           shown = std::move(*report);
           if (!shown.trouble.ok() && !shown.retry_in) {
             return absl::Status(shown.trouble.code(),
                                 Str(o.target, ": ", shown.trouble.ToString()));
           }
-          Show(shown, o, terminal);
+          Show(shown, o, terminal, paused);
           if (o.once && shown.numbers->seconds > 0) return absl::OkStatus();
         }
         break;

@@ -12,7 +12,10 @@ namespace {
 // Far more records than an engine has plans in flight.
 constexpr uint64_t kAftermath = 256;
 
-std::optional<TopPercentiles> PercentilesOf(std::vector<double>& values) {
+// Bounds what a window holds of a server with many iterations.
+constexpr size_t kMaxSamples = 1 << 20;
+
+std::optional<TopPercentiles> PercentilesOf(std::vector<double> values) {
   if (values.empty()) return std::nullopt;
   std::sort(values.begin(), values.end());
   const auto rank = [&](double share) {
@@ -59,7 +62,7 @@ void TopState::AddMembers(const v1::LedgerRecord& record, bool gap, Time now) {
   interval_.time.receive += record.receive();
   interval_.time.bubble += record.bubble();
   interval_.time.schedule += record.schedule();
-  interval_.iteration.push_back(record.compute() + record.sample());
+  interval_.samples.iteration.push_back(record.compute() + record.sample());
   for (const v1::LedgerMember& member : record.members()) {
     (member.initiation() ? interval_.prompt_tokens : interval_.decode_tokens) += member.tokens();
     if (ended_.contains(member.request())) continue;
@@ -84,11 +87,11 @@ void TopState::AddEnds(const v1::LedgerRecord& record) {
     interval_.cached_tokens += end.cached_tokens();
     if (end.output_tokens() == 0) continue;
     const v1::Timing& timing = end.timing();
-    interval_.queued.push_back(timing.queued());
-    interval_.first_token.push_back(timing.first_token());
+    interval_.samples.queued.push_back(timing.queued());
+    interval_.samples.first_token.push_back(timing.first_token());
     if (end.output_tokens() > 1) {
-      interval_.per_token.push_back((timing.total() - timing.first_token()) /
-                                    (end.output_tokens() - 1));
+      interval_.samples.per_token.push_back((timing.total() - timing.first_token()) /
+                                            (end.output_tokens() - 1));
     }
   }
 }
@@ -131,9 +134,32 @@ std::optional<TopShares> TopState::TakeShares(TopShares time, bool under_way, Ti
                    .schedule = time.schedule / all};
 }
 
+void TopState::Keep(Samples samples) {
+  const Time now = samples.end;
+  past_.push_back(std::move(samples));
+  size_t held = 0;
+  for (const Samples& past : past_) held += past.size();
+  while (past_.size() > 1 && (past_.front().end <= now - window_ || held > kMaxSamples)) {
+    held -= past_.front().size();
+    past_.pop_front();
+  }
+}
+
+std::optional<TopPercentiles> TopState::OverWindow(std::vector<double> Samples::*kind) const {
+  std::vector<double> all;
+  for (const Samples& past : past_) {
+    all.insert(all.end(), (past.*kind).begin(), (past.*kind).end());
+  }
+  return PercentilesOf(std::move(all));
+}
+
 TopNumbers TopState::Close(const v1::GetLoadResponse& load, Time now) {
   Interval done = std::exchange(interval_, {});
-  const double seconds = SecondsBetween(std::exchange(began_, now), now);
+  const Time began = std::exchange(began_, now);
+  const double seconds = SecondsBetween(began, now);
+  done.samples.begin = began;
+  done.samples.end = now;
+  Keep(std::move(done.samples));
   const auto per_second = [&](auto amount) {
     return seconds > 0 ? static_cast<double>(amount) / seconds : 0;
   };
@@ -141,6 +167,10 @@ TopNumbers TopState::Close(const v1::GetLoadResponse& load, Time now) {
     return done.iterations > 0 ? static_cast<double>(amount) / static_cast<double>(done.iterations)
                                : 0;
   };
+  if (seconds > 0) {
+    history_.push_back({per_second(done.prompt_tokens + done.decode_tokens), load.waiting()});
+    if (history_.size() > kTopHistory) history_.pop_front();
+  }
   return {.uptime = load.uptime(),
           .draining = load.draining(),
           .running = load.running(),
@@ -163,11 +193,13 @@ TopNumbers TopState::Close(const v1::GetLoadResponse& load, Time now) {
           .broken_rate = per_second(done.broken),
           .mean_requests = per_iteration(done.members),
           .mean_tokens = per_iteration(done.prompt_tokens + done.decode_tokens),
-          .iteration = PercentilesOf(done.iteration),
-          .queued = PercentilesOf(done.queued),
-          .first_token = PercentilesOf(done.first_token),
-          .per_token = PercentilesOf(done.per_token),
-          .shares = TakeShares(done.time, load.running() > 0, now)};
+          .window = SecondsBetween(past_.front().begin, now),
+          .iteration = OverWindow(&Samples::iteration),
+          .queued = OverWindow(&Samples::queued),
+          .first_token = OverWindow(&Samples::first_token),
+          .per_token = OverWindow(&Samples::per_token),
+          .shares = TakeShares(done.time, load.running() > 0, now),
+          .history = {history_.begin(), history_.end()}};
 }
 
 }  // namespace treadle

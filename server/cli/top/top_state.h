@@ -48,6 +48,12 @@ struct TopShares {
   double schedule = 0;
 };
 
+// One interval that is over.
+struct TopPast {
+  double token_rate = 0;  // of prompts and answers
+  int64_t waiting = 0;
+};
+
 struct TopNumbers {
   // Now.
   double uptime = 0;  // seconds; 0: the server does not say
@@ -74,23 +80,31 @@ struct TopNumbers {
   double broken_rate = 0;    // cancelled, past their deadline, or failed
   double mean_requests = 0;  // of an iteration
   double mean_tokens = 0;
+
+  // Over `window` seconds: this interval, and those before it that ended within the window.
+  double window = 0;
   std::optional<TopPercentiles> iteration = {};  // compute and sample, of the last stage
   // Only of requests that ended by themselves:
   std::optional<TopPercentiles> queued = {};
   std::optional<TopPercentiles> first_token = {};
   std::optional<TopPercentiles> per_token = {};  // after the first
+
   // An iteration that is under way at an interval's end counts in the one in which it ends, with
   // all of its time; nothing if there is only that.
   std::optional<TopShares> shares = {};
+  std::vector<TopPast> history = {};  // the last is this interval's; at most kTopHistory
 };
 
 inline constexpr size_t kTopRequests = 32;
+inline constexpr size_t kTopHistory = 60;
 
 class TopState {
  public:
   using Time = std::chrono::steady_clock::time_point;
 
-  explicit TopState(Time now) : began_(now), last_iteration_(now), accounted_(now) {}
+  // `window`: of percentiles; 0: they are of each interval alone.
+  explicit TopState(Time now, std::chrono::milliseconds window = {})
+      : window_(window), began_(now), last_iteration_(now), accounted_(now) {}
 
   // Records that it has already are ignored: a reader may begin again a little earlier.
   void Add(const v1::LedgerRecord& record, Time now);
@@ -103,12 +117,19 @@ class TopState {
     int64_t decoded_tokens = 0;
     bool at_least = false;
   };
+  struct Samples {
+    std::vector<double> iteration, queued, first_token, per_token;
+    Time begin, end;
+    size_t size() const {
+      return iteration.size() + queued.size() + first_token.size() + per_token.size();
+    }
+  };
   struct Interval {
     int64_t iterations = 0, members = 0, prompt_tokens = 0, decode_tokens = 0, cached_tokens = 0;
     int64_t finished = 0, broken = 0;
     uint64_t lost = 0;
     TopShares time;  // seconds
-    std::vector<double> iteration, queued, first_token, per_token;
+    Samples samples;
   };
 
   bool IsNew(const v1::LedgerRecord& record);
@@ -116,11 +137,16 @@ class TopState {
   void AddEnds(const v1::LedgerRecord& record);
   std::vector<TopRequest> Longest(Time now) const;
   std::optional<TopShares> TakeShares(TopShares time, bool under_way, Time now);
+  void Keep(Samples samples);
+  std::optional<TopPercentiles> OverWindow(std::vector<double> Samples::*kind) const;
 
+  const std::chrono::milliseconds window_;
   Time began_;           // the interval
   Time last_iteration_;  // or when we began to look
   Time accounted_;       // until when it is known what the time went to
   Interval interval_;
+  std::deque<Samples> past_;  // of the window, the last interval's included
+  std::deque<TopPast> history_;
   std::optional<std::pair<uint64_t, uint64_t>> last_;  // epoch, iteration
   uint64_t records_ = 0;
   std::unordered_map<uint64_t, Running> running_;

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
+#include "server/cli/help/terminal.h"
 
 namespace treadle {
 namespace {
@@ -16,11 +17,45 @@ using Json = nlohmann::ordered_json;
 
 constexpr int kBarWidth = 20;
 
-std::string Printable(std::string text) {
-  for (char& c : text) {
-    if (c < 0x20 || c > 0x7e) c = '?';
+// The heights of a history's bars, and the characters that stand for them in a line until it is
+// cut.
+constexpr int kHeights = 8;
+constexpr char kLowest = '\x01';
+constexpr std::string_view kBlocks[kHeights] = {"\u2581", "\u2582", "\u2583", "\u2584",
+                                                "\u2585", "\u2586", "\u2587", "\u2588"};
+constexpr std::string_view kPlain = "_.-:=+*#";
+
+std::string Printable(const std::string& text, bool blocks = false) {
+  std::string shown;
+  for (const char c : text) {
+    const int height = c - kLowest;
+    if (height >= 0 && height < kHeights) {
+      shown += blocks ? kBlocks[height] : kPlain.substr(static_cast<size_t>(height), 1);
+    } else {
+      shown += c < 0x20 || c > 0x7e ? '?' : c;
+    }
   }
-  return text;
+  return shown;
+}
+
+// A line, with the style of its text (help/terminal.h) behind a label of so many characters.
+struct Row {
+  Row() = default;
+  Row(std::string words, std::string_view look = {}, size_t label_size = 0)  // NOLINT(*)
+      : text(std::move(words)), style(look), label(label_size) {}
+  std::string text;
+  std::string_view style;
+  size_t label = 0;
+};
+using Rows = std::vector<Row>;
+
+std::string Shown(const Row& row, size_t width, const TopStyle& style) {
+  const std::string text = row.text.substr(0, width);
+  const size_t label = std::min(row.label, text.size());
+  const std::string rest = Printable(text.substr(label), style.blocks);
+  const bool styled = style.colours && !row.style.empty() && !rest.empty();
+  return Styled(Printable(text.substr(0, label)), kCyan, style.colours && label > 0) +
+         Styled(rest, row.style, styled);
 }
 
 std::string TimeText(std::chrono::system_clock::time_point time, const char* format) {
@@ -74,8 +109,38 @@ std::string Bar(double share) {
   return "[" + std::string(filled, '#') + std::string(kBarWidth - filled, '.') + "]";
 }
 
-std::string Labelled(const char* label, const std::string& text) {
-  return StrFormat("%-11s ", label) + text;
+Row Labelled(const char* label, const std::string& text, std::string_view style = {}) {
+  const std::string begin = StrFormat("%-11s ", label);
+  return {begin + text, style, begin.size()};
+}
+
+// Bars as high as the values' share of the highest one.
+std::string History(const std::vector<double>& values) {
+  const double highest = *std::ranges::max_element(values);
+  std::string bars;
+  for (const double value : values) {
+    const double share = highest > 0 && std::isfinite(value / highest) ? value / highest : 0;
+    bars += static_cast<char>(
+        kLowest + std::clamp(static_cast<int>(std::ceil(share * kHeights)) - 1, 0, kHeights - 1));
+  }
+  return bars;
+}
+
+// As much of the history as a line of `width` has room for.
+void AddHistory(const TopNumbers& n, int width, Rows& rows) {
+  if (n.history.size() < 2) return;
+  constexpr int kOthers = 32;  // label and highest value
+  const auto room = static_cast<size_t>(std::max(width - kOthers, 2));
+  std::vector<double> tokens, waiting;
+  for (size_t i = n.history.size() - std::min(room, n.history.size()); i < n.history.size(); ++i) {
+    tokens.push_back(n.history[i].token_rate);
+    waiting.push_back(static_cast<double>(n.history[i].waiting));
+  }
+  rows.push_back(Labelled(
+      "tokens/s", History(tokens) + "  most " + Rate(*std::ranges::max_element(tokens)), kGreen));
+  rows.push_back(Labelled("waiting",
+                          History(waiting) + "  most " + Count(*std::ranges::max_element(waiting)),
+                          kYellow));
 }
 
 std::string TroubleText(const TopReport& report) {
@@ -108,14 +173,16 @@ std::string StateText(const TopNumbers& n) {
   return text;
 }
 
-void AddNumbers(const TopNumbers& n, std::vector<std::string>& lines) {
+void AddNumbers(const TopNumbers& n, int width, Rows& lines) {
   const std::string reserved = n.reserved > 0 ? absl::StrCat("  holding pages ", n.reserved) : "";
   lines.push_back(Labelled("requests", "running " + OutOf(n.running, n.running_limit) +
                                            "  waiting " + OutOf(n.waiting, n.waiting_limit) +
                                            reserved));
-  lines.push_back(Labelled("K/V cache", Bar(UsedShare(n)) +
-                                            StrFormat(" %3.0f%%  ", 100 * UsedShare(n)) +
-                                            OutOf(n.pages_used, n.pages_total) + " pages"));
+  const double used = UsedShare(n);
+  lines.push_back(Labelled("K/V cache",
+                           Bar(used) + StrFormat(" %3.0f%%  ", 100 * used) +
+                               OutOf(n.pages_used, n.pages_total) + " pages",
+                           used < 0.7 ? kGreen : (used < 0.9 ? kYellow : kRed)));
   if (n.seconds == 0) return;  // nothing is known yet of what takes time
   lines.push_back(Labelled("ended", "finished " + Rate(n.finished_rate) +
                                         "  cancelled, late or failed " + Rate(n.broken_rate)));
@@ -129,12 +196,14 @@ void AddNumbers(const TopNumbers& n, std::vector<std::string>& lines) {
   lines.push_back(Labelled("queued", Both(n.queued)));
   lines.push_back(Labelled("first token", Both(n.first_token)));
   lines.push_back(Labelled("per token", Both(n.per_token)));
+  AddHistory(n, width, lines);
 }
 
-void AddRequests(const TopNumbers& n, size_t room, std::vector<std::string>& lines) {
+void AddRequests(const TopNumbers& n, size_t room, Rows& lines) {
   if (n.longest.empty() || room < 3) return;
   lines.emplace_back();
-  lines.push_back(StrFormat("%10s %10s %10s %10s", "REQUEST", "RUNS", "PROMPT", "DECODED"));
+  lines.push_back(
+      {StrFormat("%10s %10s %10s %10s", "REQUEST", "RUNS", "PROMPT", "DECODED"), kBold});
   for (size_t i = 0; i < std::min(n.longest.size(), room - 2); ++i) {
     const TopRequest& request = n.longest[i];
     lines.push_back(StrFormat("%10d %10s %10d %10d", request.id,
@@ -175,6 +244,7 @@ void Put(const TopNumbers& n, Json& json) {
   json["finished_per_second"] = n.finished_rate;
   json["broken_per_second"] = n.broken_rate;
   json["batch"] = {{"mean_requests", n.mean_requests}, {"mean_tokens", n.mean_tokens}};
+  json["window"] = n.window;
   json["iteration_seconds"] = ToJson(n.iteration);
   json["queued_seconds"] = ToJson(n.queued);
   json["first_token_seconds"] = ToJson(n.first_token);
@@ -193,28 +263,38 @@ void Put(const TopNumbers& n, Json& json) {
 
 }  // namespace
 
-std::vector<std::string> TopScreen(const TopReport& report, int width, int height) {
-  std::vector<std::string> lines;
-  lines.push_back("treadle top  " + report.target + "  " + TimeText(report.time, "%H:%M:%S UTC") +
-                  "  every " + Span(std::chrono::duration<double>(report.interval).count()));
+std::vector<std::string> TopScreen(const TopReport& report, int width, int height,
+                                   const TopStyle& style) {
+  Rows rows;
+  std::string title = (style.paused ? "treadle top (paused)  " : "treadle top  ") + report.target +
+                      "  " + TimeText(report.time, "%H:%M:%S UTC") + "  every " +
+                      Span(std::chrono::duration<double>(report.interval).count());
+  if (report.numbers && report.numbers->window > 0) {
+    title += "; p50, p99 of the last " + Span(report.numbers->window);
+  }
+  rows.push_back({std::move(title), kBold});
   if (!report.model.version.empty()) {
-    lines.push_back(ModelText(report.model));
-    lines.push_back(ServerText(report.model));
+    rows.push_back(ModelText(report.model));
+    rows.push_back(ServerText(report.model));
   }
-  const size_t room = static_cast<size_t>(std::max(height, 0));
+  const bool keys = style.keys && height > 2;
+  const size_t room = static_cast<size_t>(std::max(height, 0)) - (keys ? 1 : 0);
   if (!report.trouble.ok()) {
-    lines.push_back(TroubleText(report));
+    rows.push_back({TroubleText(report), kRed});
   } else if (report.numbers) {
-    lines.push_back(StateText(*report.numbers));
-    lines.emplace_back();
-    AddNumbers(*report.numbers, lines);
-    AddRequests(*report.numbers, room > lines.size() ? room - lines.size() : 0, lines);
+    const std::string state = StateText(*report.numbers);
+    rows.push_back({state, state.find(';') == state.npos ? std::string_view() : kYellow});
+    rows.emplace_back();
+    AddNumbers(*report.numbers, width, rows);
+    AddRequests(*report.numbers, room > rows.size() ? room - rows.size() : 0, rows);
   } else {
-    lines.emplace_back("connecting");
+    rows.emplace_back("connecting");
   }
-  lines.resize(std::min(lines.size(), room));
-  for (std::string& line : lines) {
-    line = Printable(line.substr(0, static_cast<size_t>(std::max(width, 0))));
+  rows.resize(keys ? room : std::min(rows.size(), room));
+  if (keys) rows.push_back({"q quit   p pause or go on   Ctrl-Z to the shell", kDim});
+  std::vector<std::string> lines;
+  for (const Row& row : rows) {
+    lines.push_back(Shown(row, static_cast<size_t>(std::max(width, 0)), style));
   }
   return lines;
 }

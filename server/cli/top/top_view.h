@@ -1,6 +1,6 @@
 // How `treadle top` shows a server: a screen, a line, or JSON. Pure functions. Screen and line are
-// printable ASCII, whatever a server says of itself: its model's name is not ours, and a terminal
-// obeys escape codes.
+// printable ASCII, but for the colours and blocks of a TopStyle, whatever a server says of itself:
+// its model's name is not ours, and a terminal obeys escape codes.
 #pragma once
 
 #include <chrono>
@@ -30,8 +30,16 @@ struct TopReport {
   std::optional<std::chrono::milliseconds> retry_in = {};  // with trouble; nothing: it gives up
 };
 
+struct TopStyle {
+  bool colours = false;
+  bool blocks = false;  // of Unicode, for histories
+  bool keys = false;    // the last line says which keys there are
+  bool paused = false;
+};
+
 // At most `height` lines of at most `width` characters.
-std::vector<std::string> TopScreen(const TopReport& report, int width, int height);
+std::vector<std::string> TopScreen(const TopReport& report, int width, int height,
+                                   const TopStyle& style = {});
 // Both without a newline at their end.
 std::string TopLine(const TopReport& report);
 std::string TopJson(const TopReport& report);

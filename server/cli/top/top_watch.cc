@@ -130,7 +130,7 @@ class TopWatch::State {
     answered = true;
 
     Mutex mutex;
-    TopState state(SteadyClock::now());  // guarded by `mutex`
+    TopState state(SteadyClock::now(), options_.window);  // guarded by `mutex`
     auto ledger = std::make_unique<LedgerReader>(*this, *stub, mutex, state, false);
     SteadyClock::time_point next = SteadyClock::now();
     for (bool first = true;; first = false) {

@@ -22,6 +22,7 @@ class TopWatch final {
     std::string target;
     ClientAccess access;
     std::chrono::milliseconds interval{1'000};
+    std::chrono::milliseconds window{60'000};  // of percentiles
     // False: the first call that fails is the end.
     bool retry = true;
     std::chrono::milliseconds first_pause{500};

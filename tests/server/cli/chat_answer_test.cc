@@ -57,7 +57,9 @@ TEST(ChatAnswer, IsWholeWhereNothingIsThought) {
 }
 
 TEST(ChatAnswer, DoesNotDriveTheTerminalAndIsExactInAPipe) {
-  const std::string text = "a\x1b[2Jb\r\x07\xc2\x9b" "c\n";
+  const std::string text =
+      "a\x1b[2Jb\r\x07\xc2\x9b"
+      "c\n";
   ChatAnswer shown(/*terminal=*/true, /*colours=*/true);
   EXPECT_EQ(Written(shown, text, text.size()), "a\\x1b[2Jb\\x0d\\x07\\xc2\\x9bc\n");
   EXPECT_EQ(shown.content(), text);

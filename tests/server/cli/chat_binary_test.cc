@@ -53,9 +53,9 @@ std::string AnswerTo(const ServedBinary& server, const Turns& turns) {
 std::string Said(const ServedBinary& server, const std::string& lines, const std::string& flags) {
   const std::string path = OwnFolder().path() + "/lines";
   std::ofstream(path) << lines;
-  return RunToEnd({"/bin/sh", "-c",
-                   Str(TREADLE_BINARY, " chat ", kShort, flags, " --target ", server.address(),
-                       " < ", path)});
+  return RunToEnd(
+      {"/bin/sh", "-c",
+       Str(TREADLE_BINARY, " chat ", kShort, flags, " --target ", server.address(), " < ", path)});
 }
 
 TEST(ChatBinary, KeepsTheTurnsAndTheSystemMessage) {
@@ -90,9 +90,8 @@ TEST(ChatBinary, WithoutAServerOrATemplateItEnds) {
   const TestFolder folder;
   TinyModelOptions options;
   options.chat_template = false;
-  const ServedBinary server(
-      Str(ServedBinary::kGrpcOnly, "--threads 1 --model ",
-          *WriteTinyLlamaGguf(folder.path(), options)));
+  const ServedBinary server(Str(ServedBinary::kGrpcOnly, "--threads 1 --model ",
+                                *WriteTinyLlamaGguf(folder.path(), options)));
   ASSERT_SERVES(server);
   EXPECT_THAT(RunToEnd(Treadle("chat --target " + server.address()), 2),
               HasSubstr("has no chat template, which a conversation needs"));

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <regex>
 
 #include "base/status.h"
 #include "server/grpc/inference.grpc.pb.h"
@@ -104,6 +105,7 @@ std::vector<std::vector<std::string>> Frames(const std::string& output) {
     if (next == std::string::npos) break;  // perhaps not all of it is here
     std::string text = output.substr(at + home.size(), next - at - home.size());
     // What goes to the line's beginning moves nothing here.
+    text = std::regex_replace(text, std::regex("\x1b\\[[0-9]+m"), "");  // colours
     for (const std::string code : {"\x1b[K", "\x1b[J", "\r"}) {
       for (size_t i; (i = text.find(code)) != std::string::npos;) text.erase(i, code.size());
     }
@@ -118,10 +120,15 @@ std::vector<std::vector<std::string>> Frames(const std::string& output) {
   return frames;
 }
 
+// Of a line in UTF-8 whose characters have one column each.
+ptrdiff_t Columns(const std::string& line) {
+  return std::ranges::count_if(line, [](unsigned char c) { return (c & 0xc0) != 0x80; });
+}
+
 bool Fits(const std::vector<std::string>& frame, winsize size) {
   return frame.size() <= size.ws_row &&
          std::all_of(frame.begin(), frame.end(),
-                     [&](const std::string& line) { return line.size() <= size.ws_col; });
+                     [&](const std::string& line) { return Columns(line) <= size.ws_col; });
 }
 
 constexpr winsize kWide = {.ws_row = 24, .ws_col = 70, .ws_xpixel = 0, .ws_ypixel = 0};
@@ -131,7 +138,7 @@ TEST(TopBinary, ATerminalIsRedrawnInItsSizeAndGivenBack) {
   const ServedBinary& server = TheServer();
   ASSERT_NE(server.address(), "");
   TerminalProgram top = Top("--interval 100ms --target " + server.address(), kWide);
-  ASSERT_TRUE(top.WaitForText("tokens      prompt 0.0/s")) << top.output();
+  ASSERT_TRUE(top.WaitForText("prompt 0.0/s")) << top.output();
   EXPECT_THAT(top.output(), testing::StartsWith(kEnter));
   EXPECT_TRUE(top.ReadsKeysAsTheyAreTyped());
   Ask(server);
@@ -154,6 +161,12 @@ TEST(TopBinary, ATerminalIsRedrawnInItsSizeAndGivenBack) {
     EXPECT_TRUE(Fits(frames[i], kSmall)) << testing::PrintToString(frames[i]);
     EXPECT_EQ(frames[i].size(), kSmall.ws_row);
   }
+  EXPECT_THAT(frames.back().back(), testing::StartsWith("q quit   p pause"));
+  top.Type("p");
+  ASSERT_TRUE(top.WaitForText("treadle top (paused)")) << top.output();
+  const size_t paused = top.output().size();
+  top.Type("p");
+  ASSERT_TRUE(top.WaitForText("treadle top  ", paused)) << top.output();
   top.Type("xyz");  // not ours
   top.Type("q");
   EXPECT_EQ(top.WaitForExit(), 0);

@@ -88,6 +88,39 @@ TEST(TopState, RatesAreOverTheIntervalAndBeginAnewWithEach) {
   EXPECT_EQ(state.Close({}, At(6)).iterations_rate, 0);  // no time passed
 }
 
+// Nearest rank of what ended within the window, however it lies in intervals.
+TEST(TopState, PercentilesAreOverTheWindow) {
+  TopState state(At(0), std::chrono::seconds(10));
+  for (int second = 1; second <= 30; ++second) {
+    v1::LedgerRecord record = Record(second, {{1, 1, false}});
+    record.set_compute(second);
+    state.Add(record, At(second - 0.5));
+    const TopNumbers n = state.Close({}, At(second));
+    const int first = std::max(1, second - 9);  // the tenth before it ended 10 s ago
+    EXPECT_EQ(n.iteration->p99, second);
+    EXPECT_EQ(n.iteration->p50, first + (second - first) / 2);
+    EXPECT_DOUBLE_EQ(n.window, second - first + 1);
+  }
+  const TopNumbers late = state.Close({}, At(1000));
+  EXPECT_FALSE(late.iteration.has_value());
+  EXPECT_DOUBLE_EQ(late.window, 970);  // the interval's own
+}
+
+TEST(TopState, HistoryIsOfTheLastIntervals) {
+  TopState state(At(0));
+  v1::GetLoadResponse load;
+  TopNumbers n;
+  for (int i = 1; i <= 70; ++i) {
+    state.Add(Record(i, {{1, i, true}, {2, i, false}}), At(i));
+    load.set_waiting(i);
+    n = state.Close(load, At(i));
+  }
+  ASSERT_EQ(n.history.size(), kTopHistory);
+  EXPECT_DOUBLE_EQ(n.history.front().token_rate, 2 * 11);
+  EXPECT_EQ(n.history.front().waiting, 11);
+  EXPECT_DOUBLE_EQ(n.history.back().token_rate, 2 * 70);
+}
+
 TEST(TopState, NothingIsLostOrCountedTwiceWhereverIntervalsEnd) {
   std::mt19937 random(7);
   const auto below = [&](int n) { return static_cast<int>(random() % n); };

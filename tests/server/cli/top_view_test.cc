@@ -138,7 +138,9 @@ TEST(TopView, NothingLeavesTheScreen) {
                    .prompt_rate = 1e300,
                    .mean_tokens = std::numeric_limits<double>::quiet_NaN(),
                    .iteration = TopPercentiles{-1, 1e300},
-                   .shares = TopShares{1e300, -1, 0, 0, 0, 0}};
+                   .shares = TopShares{1e300, -1, 0, 0, 0, 0},
+                   .history = std::vector<TopPast>(
+                       kTopHistory, {std::numeric_limits<double>::infinity(), -kBig})};
   TopReport broken = wild;
   broken.trouble = absl::InternalError("\x1b[31mred\n" + std::string(3000, 'x'));
   const auto printable = [](const std::string& text) {
@@ -159,6 +161,43 @@ TEST(TopView, NothingLeavesTheScreen) {
     EXPECT_TRUE(nlohmann::json::accept(TopJson(report)));
     EXPECT_EQ(TopJson(report).find('\n'), std::string::npos);
   }
+}
+
+TEST(TopView, HistoriesAreBarsUpToTheirHighest) {
+  TopReport report = SomeReport();
+  report.numbers->history = {{0, 0}, {10, 0}, {40, 2}, {80, 1}};
+  const auto screen = [&](const TopStyle& style) { return TopScreen(report, 80, 24, style); };
+  EXPECT_THAT(screen({}), Contains("tokens/s    __:#  most 80.0/s"));
+  EXPECT_THAT(screen({}), Contains("waiting     __#:  most 2"));
+  // U+2581, "lower one eighth block", to U+2588, "full block".
+  EXPECT_THAT(screen({.blocks = true}), Contains("tokens/s    ▁▁▄█  most 80.0/s"));
+  EXPECT_THAT(TopScreen(report, 35, 24), Contains("tokens/s    _:#  most 80.0/s"));
+  report.numbers->history.resize(1);
+  EXPECT_THAT(screen({}), Not(Contains(HasSubstr("most"))));
+}
+
+TEST(TopView, ColoursSayWhatIsFullAndWhatIsWrong) {
+  TopReport report = SomeReport();
+  const auto line = [&](size_t i) { return TopScreen(report, 80, 24, {.colours = true})[i]; };
+  EXPECT_EQ(line(0).find("\x1b[1mtreadle top"), 0u);
+  for (const auto& [pages, colour] : {std::pair(300, "32"), {400, "33"}, {500, "31"}}) {
+    report.numbers->pages_used = pages;
+    EXPECT_THAT(line(6), testing::StartsWith(std::string("\x1b[36mK/V cache   \x1b[0m\x1b[") +
+                                             colour + "m["));
+  }
+  report.trouble = absl::UnavailableError("gone");
+  EXPECT_THAT(line(3), testing::StartsWith("\x1b[31mno answer"));
+}
+
+TEST(TopView, TheLastLineHasTheKeysAndTheFirstTheWindow) {
+  TopReport report = SomeReport();
+  report.numbers->window = 60;
+  const auto lines = TopScreen(report, 100, 30, {.keys = true, .paused = true});
+  ASSERT_EQ(lines.size(), 30u);
+  EXPECT_EQ(lines.back(), "q quit   p pause or go on   Ctrl-Z to the shell");
+  EXPECT_THAT(lines[0], testing::EndsWith("every 1.0 s; p50, p99 of the last 1m00s"));
+  EXPECT_THAT(lines[0], testing::StartsWith("treadle top (paused)  127.0.0.1:50051  "));
+  EXPECT_EQ(nlohmann::json::parse(TopJson(report))["window"], 60);
 }
 
 TEST(TopView, TheListOfRequestsTakesWhatRoomThereIs) {
