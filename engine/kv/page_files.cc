@@ -272,8 +272,9 @@ void PageFiles::Store(PageName name, PageBytes bytes) {
 
 size_t PageFiles::Held(std::span<const PageName> pages) const {
   MutexLock lock(mutex_);
-  const auto lacks = [&](const PageName& page) { return !by_key_.contains(page.key); };
-  return static_cast<size_t>(std::ranges::find_if(pages, lacks) - pages.begin());
+  size_t held = 0;
+  while (held < pages.size() && by_key_.contains(pages[held].key)) ++held;
+  return held;
 }
 
 std::shared_ptr<PageFetch> PageFiles::Fetch(std::vector<PageName> pages,
