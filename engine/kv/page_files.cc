@@ -13,9 +13,9 @@
 #include <fstream>
 #include <system_error>
 
+#include "base/checksum.h"
 #include "base/sha256.h"
 #include "base/status.h"
-#include "engine/wire_codec.h"
 
 namespace treadle {
 namespace {
@@ -39,9 +39,9 @@ constexpr size_t kUnsummed = offsetof(Head, key);
 
 uint64_t ChecksumOf(const Head& head, std::span<const int32_t> ids, const PageBytes& bytes) {
   const auto* const at = reinterpret_cast<const std::byte*>(&head);
-  uint64_t sum = WireChecksum(0, at + kUnsummed, sizeof head - kUnsummed);
-  sum = WireChecksum(sum, reinterpret_cast<const std::byte*>(ids.data()), ids.size_bytes());
-  return WireChecksum(sum, bytes.data(), bytes.size());
+  uint64_t sum = Checksum(0, at + kUnsummed, sizeof head - kUnsummed);
+  sum = Checksum(sum, reinterpret_cast<const std::byte*>(ids.data()), ids.size_bytes());
+  return Checksum(sum, bytes.data(), bytes.size());
 }
 
 std::string SumOf(std::initializer_list<std::string_view> parts) {
