@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "base/checksum.h"
 #include "base/status.h"
 #include "kernels/collectives/rendezvous.h"
 
@@ -64,8 +65,8 @@ Header HeaderOf(WireType wire, const LinkMessages::About& about) {
 
 uint64_t ChecksumOf(const Header& header, const std::byte* rows, size_t bytes) {
   const uint64_t seed =
-      WireChecksum(0, reinterpret_cast<const std::byte*>(&header), offsetof(Header, checksum));
-  return WireChecksum(seed, rows, bytes);
+      Checksum(0, reinterpret_cast<const std::byte*>(&header), offsetof(Header, checksum));
+  return Checksum(seed, rows, bytes);
 }
 
 absl::Status CheckHeader(const Header& found, uint64_t checksum, const Header& wanted) {

@@ -38,8 +38,4 @@ void EncodeRows(WireType wire, Tensor x, std::byte* out);
 // in: [EncodedBytes]. out: [rows, cols] f32.
 void DecodeRows(WireType wire, const std::byte* in, Tensor out);
 
-// A 64-bit hash, begun with `seed`: any change within eight bytes changes it, others do but for one
-// in 2^64. No defence against those who choose the bytes.
-uint64_t WireChecksum(uint64_t seed, const std::byte* data, size_t bytes);
-
 }  // namespace treadle

@@ -17,18 +17,16 @@ Clock::time_point PageFetches::Turn(std::span<const std::unique_ptr<Request>> re
                                     Clock::time_point now) {
   Clock::time_point next = Clock::time_point::max();
   if (kv_.files() == nullptr) return next;
-  int64_t bytes = 0;
+  int64_t room = std::max<int64_t>(1, kMostBytes / kv_.files()->page_bytes());  // for pages
   for (const auto& request : requests) {
-    if (request->state != RequestState::kFinished) {
-      bytes += static_cast<int64_t>(request->pages_asked) * kv_.files()->page_bytes();
-    }
+    if (request->state == RequestState::kFinished) continue;
+    room -= static_cast<int64_t>(request->pages_asked);
   }
   for (const auto& request : requests) {
     if (request->state == RequestState::kFinished) continue;
-    if (request->state == RequestState::kWaiting && !request->looked_for_pages &&
-        bytes < kMostBytes) {
-      Begin(*request, now);
-      bytes += static_cast<int64_t>(request->pages_asked) * kv_.files()->page_bytes();
+    if (request->state == RequestState::kWaiting && !request->looked_for_pages && room > 0) {
+      Begin(*request, room, now);
+      room -= static_cast<int64_t>(request->pages_asked);
     }
     if (request->fetch == nullptr) continue;
     if (request->fetch->over() || now >= request->fetch_until) {
@@ -41,7 +39,7 @@ Clock::time_point PageFetches::Turn(std::span<const std::unique_ptr<Request>> re
   return next;
 }
 
-void PageFetches::Begin(Request& request, Clock::time_point now) {
+void PageFetches::Begin(Request& request, int64_t most, Clock::time_point now) {
   request.looked_for_pages = true;
   PageFiles& files = *kv_.files();
   const std::span<const int32_t> ids = ReusableInputs(request);
@@ -49,9 +47,8 @@ void PageFetches::Begin(Request& request, Clock::time_point now) {
   if (std::ssize(ids) - kept < files.page_size()) return;
   std::vector<PageName> names = files.NamesOf(request.spec.cache_salt, ids);
   const auto first = static_cast<size_t>(kept / files.page_size());
-  const auto most = static_cast<size_t>(std::max<int64_t>(1, kMostBytes / files.page_bytes()));
   names.erase(names.begin(), names.begin() + static_cast<ptrdiff_t>(first));
-  names.resize(std::min(most, files.Held(names)));
+  names.resize(std::min(static_cast<size_t>(most), files.Held(names)));
   if (names.empty() || !files.PaysToRead()) return;
   const double computing = files.costs().compute * static_cast<double>(names.size());
   request.fetch_until = now + kLongest;

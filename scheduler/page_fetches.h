@@ -1,9 +1,9 @@
 // Has pages read from files (engine/kv/page_files.h) for requests that wait, before they begin.
 //
 // A request whose pages are being read is not admitted, and so nobody behind it is: nobody is
-// overtaken, and whoever runs goes on. It waits no longer than computing these pages would take,
-// and begins then after what has been read. Nothing is read where that takes longer than computing,
-// nor while kMostBytes have been read for requests that wait.
+// overtaken, and whoever runs goes on. It waits no longer than computing these pages would take, or
+// kLongest, and begins then after what has been read. Nothing is read where that takes longer than
+// computing, and no more than kMostBytes for all requests that wait.
 //
 // Thread safety: confined to the serving loop's thread.
 #pragma once
@@ -47,7 +47,8 @@ class PageFetches {
     Mutex mutex;
     std::function<void()> wake ABSL_GUARDED_BY(mutex);
   };
-  void Begin(Request& request, Clock::time_point now);
+  // Reads `most` pages at most.
+  void Begin(Request& request, int64_t most, Clock::time_point now);
 
   KvSlotManager& kv_;
   const std::shared_ptr<Bell> bell_ = std::make_shared<Bell>();

@@ -13,9 +13,9 @@
 #include <fstream>
 #include <system_error>
 
+#include "base/checksum.h"
 #include "base/sha256.h"
 #include "base/status.h"
-#include "engine/wire_codec.h"
 
 namespace treadle {
 namespace {
@@ -39,9 +39,9 @@ constexpr size_t kUnsummed = offsetof(Head, key);
 
 uint64_t ChecksumOf(const Head& head, std::span<const int32_t> ids, const PageBytes& bytes) {
   const auto* const at = reinterpret_cast<const std::byte*>(&head);
-  uint64_t sum = WireChecksum(0, at + kUnsummed, sizeof head - kUnsummed);
-  sum = WireChecksum(sum, reinterpret_cast<const std::byte*>(ids.data()), ids.size_bytes());
-  return WireChecksum(sum, bytes.data(), bytes.size());
+  uint64_t sum = Checksum(0, at + kUnsummed, sizeof head - kUnsummed);
+  sum = Checksum(sum, reinterpret_cast<const std::byte*>(ids.data()), ids.size_bytes());
+  return Checksum(sum, bytes.data(), bytes.size());
 }
 
 std::string SumOf(std::initializer_list<std::string_view> parts) {
@@ -272,8 +272,9 @@ void PageFiles::Store(PageName name, PageBytes bytes) {
 
 size_t PageFiles::Held(std::span<const PageName> pages) const {
   MutexLock lock(mutex_);
-  const auto lacks = [&](const PageName& page) { return !by_key_.contains(page.key); };
-  return static_cast<size_t>(std::ranges::find_if(pages, lacks) - pages.begin());
+  size_t held = 0;
+  while (held < pages.size() && by_key_.contains(pages[held].key)) ++held;
+  return held;
 }
 
 std::shared_ptr<PageFetch> PageFiles::Fetch(std::vector<PageName> pages,

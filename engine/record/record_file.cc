@@ -8,9 +8,9 @@
 #include <cstring>
 #include <utility>
 
+#include "base/checksum.h"
 #include "base/status.h"
 #include "engine/record/record.pb.h"
-#include "engine/wire_codec.h"
 
 namespace treadle {
 namespace {
@@ -22,7 +22,7 @@ constexpr size_t kFrame = kRecordFrameBytes;
 constexpr uint32_t kMaxBytes = 256 << 20;
 
 uint64_t ChecksumOf(std::string_view entry) {
-  return WireChecksum(entry.size(), reinterpret_cast<const std::byte*>(entry.data()), entry.size());
+  return Checksum(entry.size(), reinterpret_cast<const std::byte*>(entry.data()), entry.size());
 }
 
 }  // namespace

@@ -4,8 +4,8 @@
 #include <bit>
 #include <cstring>
 
+#include "base/checksum.h"
 #include "base/status.h"
-#include "engine/wire_codec.h"
 
 namespace treadle {
 namespace {
@@ -29,7 +29,7 @@ struct HeaderBytes {
 static_assert(sizeof(HeaderBytes) == SegmentHeader::kBytes);
 
 uint64_t ChecksumOf(uint64_t seed, std::string_view bytes) {
-  return WireChecksum(seed, reinterpret_cast<const std::byte*>(bytes.data()), bytes.size());
+  return Checksum(seed, reinterpret_cast<const std::byte*>(bytes.data()), bytes.size());
 }
 uint64_t MarkerOf(uint64_t store) { return ChecksumOf(store, kMagic); }
 

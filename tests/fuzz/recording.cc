@@ -1,13 +1,13 @@
 // Recordings: what is told of them, a request's life, and a replay of their plans. Checksums would
 // keep almost every change out, so an input is a list of entries without them, two bytes of length
 // before each, or, by its first byte, a file as it is.
+#include "base/checksum.h"
 #include "base/status.h"
 #include "engine/plan/plan_messages.h"
 #include "engine/plan/sequence_table.h"
 #include "engine/record/record.pb.h"
 #include "engine/record/record_file.h"
 #include "engine/record/replay.h"
-#include "engine/wire_codec.h"
 #include "tests/engine/plan_builder.h"
 #include "tests/fuzz/fuzz_input.h"
 #include "tests/fuzz/fuzz_target.h"
@@ -20,7 +20,7 @@ constexpr std::string_view kMagic = "TREADLE\2";
 std::string Framed(std::string_view entry) {
   const auto size = static_cast<uint32_t>(entry.size());
   const uint64_t checksum =
-      WireChecksum(size, reinterpret_cast<const std::byte*>(entry.data()), entry.size());
+      Checksum(size, reinterpret_cast<const std::byte*>(entry.data()), entry.size());
   std::string framed(reinterpret_cast<const char*>(&size), sizeof size);
   framed.append(reinterpret_cast<const char*>(&checksum), sizeof checksum);
   return framed.append(entry);

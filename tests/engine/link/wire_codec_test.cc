@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/checksum.h"
 #include "kernels/dtype.h"
 #include "kernels/op_cases/random.h"
 
@@ -161,36 +162,36 @@ TEST(WireCodec, Int8NeedsAboutHalfTheBytesOf16Bits) {
   }
 }
 
-TEST(WireChecksum, SeesChanges) {
+TEST(Checksum, SeesChanges) {
   Random random(3);
   for (const size_t bytes : {1, 7, 8, 63, 64, 65, 200, 3000}) {
     Bytes data(bytes);
     for (std::byte& byte : data) byte = static_cast<std::byte>(random.Below(256));
-    const uint64_t whole = WireChecksum(1, data.data(), bytes);
-    EXPECT_EQ(WireChecksum(1, data.data(), bytes), whole);
-    EXPECT_NE(WireChecksum(2, data.data(), bytes), whole);
-    EXPECT_NE(WireChecksum(1, data.data(), bytes - 1), whole);
+    const uint64_t whole = Checksum(1, data.data(), bytes);
+    EXPECT_EQ(Checksum(1, data.data(), bytes), whole);
+    EXPECT_NE(Checksum(2, data.data(), bytes), whole);
+    EXPECT_NE(Checksum(1, data.data(), bytes - 1), whole);
     const auto flip = [&](size_t bit) { data[bit / 8] ^= std::byte{1} << bit % 8; };
     for (size_t bit = 0; bit < 8 * bytes; ++bit) {
       flip(bit);
-      ASSERT_NE(WireChecksum(1, data.data(), bytes), whole) << "bit " << bit;
+      ASSERT_NE(Checksum(1, data.data(), bytes), whole) << "bit " << bit;
       flip(bit);
     }
     for (int round = 0; round < 5000 && bytes > 1; ++round) {
       const size_t first = random.Below(8 * bytes), second = random.Below(8 * bytes);
       if (first == second) continue;
       flip(first), flip(second);
-      ASSERT_NE(WireChecksum(1, data.data(), bytes), whole) << first << " and " << second;
+      ASSERT_NE(Checksum(1, data.data(), bytes), whole) << first << " and " << second;
       flip(first), flip(second);
     }
   }
 }
 
 // What simple sums miss: signs that change in pairs, words that change places, zeros that are more.
-TEST(WireChecksum, SeesWhatKeepsSimpleSums) {
+TEST(Checksum, SeesWhatKeepsSimpleSums) {
   std::vector<float> x = Activations(1, 512, 4);
   const auto hash = [&](size_t bytes) {
-    return WireChecksum(0, reinterpret_cast<const std::byte*>(x.data()), bytes);
+    return Checksum(0, reinterpret_cast<const std::byte*>(x.data()), bytes);
   };
   const uint64_t whole = hash(2048);
   for (size_t first = 0; first < 64; ++first) {

@@ -17,8 +17,8 @@
 #include <span>
 #include <sstream>
 
+#include "base/checksum.h"
 #include "base/status.h"
-#include "engine/wire_codec.h"
 
 namespace treadle {
 namespace {
@@ -448,7 +448,7 @@ TEST_F(RequestJournalTest, OtherVersionsAreRefusedOrLeftAlone) {
   for (const auto& [id, stored] : contents) EXPECT_EQ(Read(NumberOf(id)).value(), stored);
   journal_.reset();
   constexpr size_t kSummed = SegmentHeader::kBytes - sizeof(uint64_t);
-  const uint64_t sum = WireChecksum(0, reinterpret_cast<const std::byte*>(later.data()), kSummed);
+  const uint64_t sum = Checksum(0, reinterpret_cast<const std::byte*>(later.data()), kSummed);
   std::memcpy(later.data() + kSummed, &sum, sizeof sum);
   WriteFile(Segment(7), later);
   const absl::Status refused = Open();
