@@ -162,7 +162,7 @@ LogEvent Chosen(const ServeOptions& options, const OpenedModel& opened) {
   return event;
 }
 
-// What metrics say of the program and its cache.
+// Metrics of the program and its cache that stay as they are.
 void Tell(const ServeOptions& options, const ServedModel& model, Metrics& metrics) {
   metrics.AddInfo("treadle:build_info", "The program's version and what it computes on; always 1.",
                   {{"version", TREADLE_VERSION}, {"backend", model.backend}});

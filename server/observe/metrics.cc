@@ -273,7 +273,7 @@ void Metrics::Add(std::shared_ptr<const RefusalCounts> refusals,
     prometheus::Labels labels = instruments_->labels;
     labels["reason"] = word;
     prometheus::Counter& counter = family.Add(labels);
-    instruments_->others.push_back([&counter, reason, refusals, door] {
+    instruments_->others.push_back([&counter, reason = reason, refusals, door] {
       int64_t now = refusals->Of(reason);
       for (size_t i = 0; i < std::size(kOfDoor); ++i) {
         if (kOfDoor[i] == reason) now += door->refused[i];

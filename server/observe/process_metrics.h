@@ -1,4 +1,4 @@
-// What Prometheus' clients tell of the process that they run in, under their names: process_*.
+// Metrics of this process, under the names that Prometheus' clients give them: process_*.
 //
 // Reads /proc/self at each call; any thread.
 #pragma once
