@@ -230,6 +230,10 @@ const std::vector<ServeFlag>& ServeFlags() {
        kServing, kServer, List(&O::http_allow_origins, ParseOrigins, kOrigins)},
       {"--metrics-listen", "address of http://.../metrics; none: no metrics", kServing, kOwn,
        Listen(&O::metrics_listen, /*optional=*/true)},
+      {"--metrics-dialect",
+       "names of the metrics: treadle, vllm (its names, labels and buckets, for dashboards and "
+       "gateways that were made for it; docs/metrics.md), or both",
+       kServing, kServer, OneOf(&O::metrics_dialect, kMetricsDialects)},
       {"--health-listen",
        "address of a plaintext port with grpc.health.v1 alone (started, ready, live); "
        "none: probes ask --listen",

@@ -18,6 +18,7 @@
 #include "models/checkpoints/weight_plan.h"
 #include "scheduler/request/drafter.h"
 #include "server/observe/log_event.h"
+#include "server/observe/vllm_metrics.h"
 
 namespace CLI {
 class App;
@@ -50,6 +51,7 @@ struct ServeOptions {
   std::string http_listen = "127.0.0.1:8080";     // "none": no OpenAI API
   std::vector<std::string> http_allow_origins;    // of pages of others that may ask; "*": all
   std::string metrics_listen = "127.0.0.1:9400";  // "none": no metrics server
+  MetricsDialect metrics_dialect = MetricsDialect::kTreadle;
   int64_t max_batch_size = kDefaultBatchSize;
   int64_t max_batch_tokens = 0;  // 0: auto, see BatchTokens
   int64_t max_queue = 1024;

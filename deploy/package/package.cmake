@@ -22,7 +22,7 @@ install(CODE "
   configure_file([[${CMAKE_SOURCE_DIR}/deploy/systemd/treadle.service.in]]
     [[${CMAKE_BINARY_DIR}/treadle.service]] @ONLY)")
 install(FILES ${CMAKE_BINARY_DIR}/treadle.service DESTINATION lib/systemd/system)
-# What the program says of itself.
+# The man page and completions, which the program prints.
 install(CODE "
   set(program [[${CMAKE_BINARY_DIR}/treadle]])
   execute_process(COMMAND \${program} help --man COMMAND gzip -9nc

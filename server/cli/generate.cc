@@ -34,13 +34,13 @@ struct GenerateOptions {
 
   std::optional<std::string> chat, system, prompt;
   std::vector<int32_t> token_ids;
-  RequestFlags request;
+  v1::GenerateRequest request;
   v1::ResumeRequest resume;  // with an id: instead
   bool json = false;
 };
 
 void AddRequestFlags(CLI::App& app, GenerateOptions& o) {
-  v1::GenerateRequest& request = o.request.request;
+  v1::GenerateRequest& request = o.request;
   v1::Sampling& sampling = *request.mutable_sampling();
   v1::ResponseOptions& response = *request.mutable_response();
   AddSamplingFlags(app, o.request);
@@ -73,7 +73,7 @@ void AddFlags(CLI::App& app, GenerateOptions& o) {
   AddClientFlags(app, o.access);
   app.add_option("--timeout", o.timeout, "deadline of the request, such as 30s; none if absent");
   app.add_option_function<std::string>(
-      "--request-id", [&o](const std::string& id) { o.request.request.set_request_id(id); },
+      "--request-id", [&o](const std::string& id) { o.request.set_request_id(id); },
       "the request's name, also for --resume");
   CLI::Option* resume = app.add_option_function<std::string>(
       "--resume", [&o](const std::string& id) { o.resume.set_request_id(id); },
@@ -241,7 +241,7 @@ absl::Status Generate(const GenerateOptions& o) {
     if (!parsed.ok()) return InvalidArgument("--timeout ", parsed.status().message());
     timeout = *parsed;
   }
-  v1::GenerateRequest request = o.request.Request();
+  v1::GenerateRequest request = o.request;
   const bool resume = !o.resume.request_id().empty();
   if (!resume) FillPrompt(o, request);
   const bool stream = !o.json && request.sampling().num_candidates() <= 1;

@@ -6,10 +6,12 @@
 #include <algorithm>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include "base/status.h"
 #include "kernels/sampling.h"
 #include "net/client_channel.h"
+#include "server/grpc/inference.grpc.pb.h"
 #include "server/grpc/wire_format.h"
 
 namespace treadle {
@@ -33,16 +35,8 @@ void AddSamplingFlag(CLI::App& app, const SamplingField& field, v1::Sampling& sa
 
 }  // namespace
 
-v1::GenerateRequest RequestFlags::Request() const {
-  v1::GenerateRequest whole = request;
-  v1::Stopping& stopping = *whole.mutable_stopping();
-  stopping.mutable_stop_strings()->Add(stop.begin(), stop.end());
-  stopping.mutable_stop_token_ids()->Add(stop_token_ids.begin(), stop_token_ids.end());
-  return whole;
-}
-
-void AddSamplingFlags(CLI::App& app, RequestFlags& flags) {
-  v1::Sampling& sampling = *flags.request.mutable_sampling();
+void AddSamplingFlags(CLI::App& app, v1::GenerateRequest& request) {
+  v1::Sampling& sampling = *request.mutable_sampling();
   app.option_defaults()->group("Sampling");
   for (const SamplingField& field : kSamplingFields) AddSamplingFlag(app, field, sampling);
   app.get_option("--temperature")
@@ -51,9 +45,9 @@ void AddSamplingFlags(CLI::App& app, RequestFlags& flags) {
                                     "seed of sampling; random if absent");
 }
 
-void AddStoppingFlags(CLI::App& app, RequestFlags& flags) {
+void AddStoppingFlags(CLI::App& app, v1::GenerateRequest& request) {
   using v1::Stopping;
-  Stopping& stopping = *flags.request.mutable_stopping();
+  Stopping& stopping = *request.mutable_stopping();
   app.option_defaults()->group("End of the answer");
   app.add_option_function<int32_t>("--max-new-tokens",
                                    SetsField(stopping, &Stopping::set_max_new_tokens),
@@ -61,10 +55,20 @@ void AddStoppingFlags(CLI::App& app, RequestFlags& flags) {
   app.add_option_function<int32_t>("--min-new-tokens",
                                    SetsField(stopping, &Stopping::set_min_new_tokens),
                                    "fewest new tokens: no end before");
-  app.add_option("--stop", flags.stop, "stop string; may be given several times")
+  app.add_option_function<std::vector<std::string>>(
+         "--stop",
+         [&stopping](const std::vector<std::string>& texts) {
+           stopping.mutable_stop_strings()->Add(texts.begin(), texts.end());
+         },
+         "stop string; may be given several times")
       ->expected(1)
       ->take_all();
-  app.add_option("--stop-token-ids", flags.stop_token_ids, "ids that end the answer: 1,2,3")
+  app.add_option_function<std::vector<int32_t>>(
+         "--stop-token-ids",
+         [&stopping](const std::vector<int32_t>& ids) {
+           stopping.mutable_stop_token_ids()->Add(ids.begin(), ids.end());
+         },
+         "ids that end the answer: 1,2,3")
       ->delimiter(',');
   app.add_flag_callback(
       "--ignore-eos", [&stopping] { stopping.set_ignore_eos(true); },
@@ -76,55 +80,59 @@ void DefaultToGreedy(bool recommended, v1::GenerateRequest& request) {
   if (!recommended && !sampling.has_temperature()) sampling.set_temperature(0);
 }
 
+struct GenerateClient::Server {
+  std::string target;
+  ClientAccess access;
+  std::chrono::milliseconds timeout{0};
+  std::unique_ptr<v1::Inference::Stub> stub;
+
+  void Prepare(grpc::ClientContext& context) const {
+    if (!access.authorization.empty()) context.AddMetadata("authorization", access.authorization);
+    if (timeout.count() > 0) context.set_deadline(std::chrono::system_clock::now() + timeout);
+  }
+  absl::Status Named(const absl::Status& status) const {
+    if (status.ok()) return status;
+    return absl::Status(status.code(), Str(target, ": ", status.ToString()));
+  }
+  absl::Status Read(grpc::ClientReader<v1::GenerateResponse>& reader,
+                    const OnResponse& on_response) const {
+    for (v1::GenerateResponse response; reader.Read(&response);) on_response(response);
+    return Named(FromGrpcStatus(reader.Finish()));
+  }
+};
+
 absl::StatusOr<GenerateClient> GenerateClient::Open(const std::string& target,
                                                     const ClientFlags& flags,
                                                     std::chrono::milliseconds timeout) {
-  GenerateClient client;
-  client.target_ = target;
-  client.timeout_ = timeout;
-  TREADLE_ASSIGN_OR_RETURN(client.access_, OpenAccess(flags));
+  TREADLE_ASSIGN_OR_RETURN(ClientAccess access, OpenAccess(flags));
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(-1);
-  client.stub_ = v1::Inference::NewStub(OpenChannel(target, client.access_.credentials, arguments));
-  return client;
-}
-
-void GenerateClient::Prepare(grpc::ClientContext& context) const {
-  if (!access_.authorization.empty()) context.AddMetadata("authorization", access_.authorization);
-  if (timeout_.count() > 0) context.set_deadline(std::chrono::system_clock::now() + timeout_);
-}
-
-absl::Status GenerateClient::Named(const absl::Status& status) const {
-  if (status.ok()) return status;
-  return absl::Status(status.code(), Str(target_, ": ", status.ToString()));
+  auto stub = v1::Inference::NewStub(OpenChannel(target, access.credentials, arguments));
+  return GenerateClient(
+      std::make_shared<Server>(Server{target, std::move(access), timeout, std::move(stub)}));
 }
 
 absl::StatusOr<v1::GetModelInfoResponse> GenerateClient::ModelInfo() const {
   grpc::ClientContext context;
-  Prepare(context);
+  server_->Prepare(context);
   v1::GetModelInfoResponse model;
-  TREADLE_RETURN_IF_ERROR(Named(FromGrpcStatus(stub_->GetModelInfo(&context, {}, &model))));
+  TREADLE_RETURN_IF_ERROR(
+      server_->Named(FromGrpcStatus(server_->stub->GetModelInfo(&context, {}, &model))));
   return model;
-}
-
-absl::Status GenerateClient::Read(grpc::ClientReader<v1::GenerateResponse>& reader,
-                                  const OnResponse& on_response) const {
-  for (v1::GenerateResponse response; reader.Read(&response);) on_response(response);
-  return Named(FromGrpcStatus(reader.Finish()));
 }
 
 absl::Status GenerateClient::Generate(const v1::GenerateRequest& request,
                                       grpc::ClientContext& context,
                                       const OnResponse& on_response) const {
-  Prepare(context);
-  return Read(*stub_->GenerateStream(&context, request), on_response);
+  server_->Prepare(context);
+  return server_->Read(*server_->stub->GenerateStream(&context, request), on_response);
 }
 
 absl::Status GenerateClient::Resume(const v1::ResumeRequest& request,
                                     const OnResponse& on_response) const {
   grpc::ClientContext context;
-  Prepare(context);
-  return Read(*stub_->Resume(&context, request), on_response);
+  server_->Prepare(context);
+  return server_->Read(*server_->stub->Resume(&context, request), on_response);
 }
 
 }  // namespace treadle

@@ -8,30 +8,31 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <vector>
+#include <utility>
 
 #include "absl/status/statusor.h"
 #include "server/cli/client_flags.h"
-#include "server/grpc/inference.grpc.pb.h"
 
 namespace CLI {
 class App;
 }
+namespace grpc {
+class ClientContext;
+}
+namespace treadle::v1 {
+class GenerateRequest;
+class GenerateResponse;
+class GetModelInfoResponse;
+class ResumeRequest;
+}  // namespace treadle::v1
 
 namespace treadle {
 
 inline constexpr char kDefaultTarget[] = "127.0.0.1:50051";
 
-// Flags of a request: sampling, and where the answer ends.
-struct RequestFlags {
-  v1::GenerateRequest request;  // what the flags say, but for the lists
-  std::vector<std::string> stop;
-  std::vector<int32_t> stop_token_ids;
-
-  v1::GenerateRequest Request() const;  // with them
-};
-void AddSamplingFlags(CLI::App& app, RequestFlags& flags);
-void AddStoppingFlags(CLI::App& app, RequestFlags& flags);
+// Flags of a request: how it is sampled, and where its answer ends. `request` outlives the app.
+void AddSamplingFlags(CLI::App& app, v1::GenerateRequest& request);
+void AddStoppingFlags(CLI::App& app, v1::GenerateRequest& request);
 
 // A flag that sets a field of a message.
 template <typename Message, typename T>
@@ -58,16 +59,10 @@ class GenerateClient {
   absl::Status Resume(const v1::ResumeRequest& request, const OnResponse& on_response) const;
 
  private:
-  GenerateClient() = default;
-  void Prepare(grpc::ClientContext& context) const;
-  absl::Status Named(const absl::Status& status) const;
-  absl::Status Read(grpc::ClientReader<v1::GenerateResponse>& reader,
-                    const OnResponse& on_response) const;
+  struct Server;
+  explicit GenerateClient(std::shared_ptr<const Server> server) : server_(std::move(server)) {}
 
-  std::string target_;
-  ClientAccess access_;
-  std::chrono::milliseconds timeout_{0};
-  std::shared_ptr<v1::Inference::Stub> stub_;
+  std::shared_ptr<const Server> server_;
 };
 
 }  // namespace treadle

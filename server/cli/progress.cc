@@ -91,13 +91,13 @@ std::string ProgressLine(const std::string& what, double fraction, uint64_t byte
   const double done = fraction * static_cast<double>(bytes);
   const std::string rate =
       bytes > 0 && seconds > 0 ? StrFormat(", %s/s", Bytes(done / seconds)) : "";
-  std::string rest;
+  std::string bar, rest;
   if (fraction >= 1) {
     rest = Str(": ", bytes > 0 ? Bytes(done) + " in " : "", Span(seconds), rate);
   } else {
     const int filled = static_cast<int>(kBarWidth * fraction);
-    rest = StrFormat(" [%s%s] %2.0f%%", std::string(filled, '#'),
-                     std::string(kBarWidth - filled, '.'), std::floor(100 * fraction));
+    bar = " [" + std::string(filled, '#') + std::string(kBarWidth - filled, '.') + "]";
+    rest = StrFormat(" %2.0f%%", std::floor(100 * fraction));
     if (bytes > 0) {
       rest += StrFormat(", %s of %s", Bytes(done), Bytes(static_cast<double>(bytes)));
     }
@@ -105,6 +105,7 @@ std::string ProgressLine(const std::string& what, double fraction, uint64_t byte
     if (fraction > 0) rest += ", " + Span(seconds * (1 - fraction) / fraction) + " left";
   }
   const auto columns = static_cast<size_t>(std::max(width, 0));
+  if (what.size() + bar.size() + rest.size() <= columns) return what + bar + rest;
   if (what.size() + rest.size() <= columns) return what + rest;
   const std::string begin = what.substr(0, what.find(' ') + 1) + "...";
   const size_t taken = std::min(begin.size() + rest.size(), columns);

@@ -18,8 +18,8 @@ namespace treadle {
 std::function<void(double)> ShowProgress(std::string what, uint64_t bytes = 0, LogSink log = {});
 
 // The line that a terminal shows: what is done, how fast, and the time left; at most `width`
-// columns, for which `what` makes room behind its first word. `fraction` 1: what the whole work
-// took.
+// columns, for which the bar makes room, then `what` behind its first word. `fraction` 1: what the
+// whole work took.
 std::string ProgressLine(const std::string& what, double fraction, uint64_t bytes, double seconds,
                          int width);
 

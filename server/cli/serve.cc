@@ -163,6 +163,19 @@ LogEvent Chosen(const ServeOptions& options, const OpenedModel& opened) {
   return event;
 }
 
+// Metrics of the program and its cache that stay as they are.
+void Tell(const ServeOptions& options, const ServedModel& model, Metrics& metrics) {
+  metrics.AddInfo("treadle:build_info", "The program's version and what it computes on; always 1.",
+                  {{"version", TREADLE_VERSION}, {"backend", model.backend}});
+  if (options.metrics_dialect == MetricsDialect::kTreadle) return;
+  metrics.AddInfo("vllm:cache_config_info", "Information of the K/V cache; always 1.",
+                  {{"block_size", Str(model.paging.page_size)},
+                   {"num_gpu_blocks", Str(model.kv_pages[PageKind::kWhole])},
+                   {"cache_dtype", std::string(Name(options.kv_dtype))},
+                   {"enable_prefix_caching", options.prefix_cache ? "True" : "False"},
+                   {kVllmEngineLabel, kVllmEngine}});
+}
+
 // --record, in front of the engine.
 absl::StatusOr<std::shared_ptr<Recording>> Record(const ServeOptions& options,
                                                   std::string configuration, OpenedModel& opened,
@@ -240,7 +253,9 @@ absl::StatusOr<int> Serve(const ServeOptions& options, std::string configuration
                            ServingStack::Create(std::move(opened.served), std::move(opened.engine),
                                                 scheduling, std::move(opened.draft)));
   std::unique_ptr<LedgerFile> ledger_file;
-  Metrics metrics(stack->model().name, stack->pool());
+  Metrics metrics(stack->model().name, stack->pool(),
+                  {.dialect = options.metrics_dialect, .max_context = stack->model().max_context});
+  Tell(options, stack->model(), metrics);
   metrics.AddCounter("treadle:log_lines_dropped_total",
                      "Log lines dropped: the queue was full, or the file failed.",
                      [&log] { return static_cast<double>(log.dropped()); });

@@ -6,6 +6,7 @@
 #include <prometheus/registry.h>
 #include <prometheus/text_serializer.h>
 
+#include <algorithm>
 #include <deque>
 #include <functional>
 #include <iterator>
@@ -15,6 +16,7 @@
 
 #include "base/status.h"
 #include "base/sync.h"
+#include "server/observe/process_metrics.h"
 #include "server/observe/token_gaps.h"
 
 namespace treadle {
@@ -58,8 +60,9 @@ class BubbleShare {
 }  // namespace
 
 struct Metrics::Instruments {
-  Instruments(const std::string& model_name, const RequestPool& request_pool)
-      : pool(request_pool), labels{{"model_name", model_name}} {}
+  Instruments(const std::string& model_name, const RequestPool& request_pool,
+              MetricsOptions metrics_options)
+      : options(metrics_options), pool(request_pool), labels{{"model_name", model_name}} {}
 
   prometheus::Gauge& NewGauge(const char* name, const char* help) {
     return prometheus::BuildGauge().Name(name).Help(help).Register(registry).Add(labels);
@@ -67,9 +70,30 @@ struct Metrics::Instruments {
   prometheus::Counter& NewCounter(const char* name, const char* help) {
     return prometheus::BuildCounter().Name(name).Help(help).Register(registry).Add(labels);
   }
-  prometheus::Histogram& NewHistogram(const char* name, const char* help, const Bounds& bounds) {
-    return prometheus::BuildHistogram().Name(name).Help(help).Register(registry).Add(labels,
-                                                                                     bounds);
+  // A histogram of ours, and vLLM's of the same name, if the dialect has it.
+  struct Histograms {
+    prometheus::Histogram& ours;
+    prometheus::Histogram* vllm;
+    void Observe(double value) const {
+      ours.Observe(value);
+      if (vllm != nullptr) vllm->Observe(value);
+    }
+  };
+  Histograms NewHistogram(const char* name, const char* help, const Bounds& bounds) {
+    const auto make = [&](const std::string& full, const prometheus::Labels& all,
+                          const Bounds& buckets) -> prometheus::Histogram& {
+      return prometheus::BuildHistogram().Name(full).Help(help).Register(registry).Add(all,
+                                                                                       buckets);
+    };
+    Histograms both{make(name, labels, bounds), nullptr};
+    const std::string_view short_name = std::string_view(name).substr(kOurMetrics.size());
+    const Bounds vllm_bounds = VllmBuckets(short_name, options.max_context);
+    if (options.dialect != MetricsDialect::kTreadle && !vllm_bounds.empty()) {
+      prometheus::Labels all = labels;
+      all[kVllmEngineLabel] = kVllmEngine;
+      both.vllm = &make(Str(kVllmMetrics, short_name), all, vllm_bounds);
+    }
+    return both;
   }
 
   // On the HTTP server's thread.
@@ -82,9 +106,18 @@ struct Metrics::Instruments {
       MutexLock lock(catching_up);
       for (const auto& catch_up : others) catch_up();
     }
-    return prometheus::TextSerializer().Serialize(registry.Collect());
+    std::vector<prometheus::MetricFamily> families = registry.Collect();
+    if (options.dialect != MetricsDialect::kTreadle) AddVllmCopies(families);
+    if (options.dialect == MetricsDialect::kVllm) {
+      std::erase_if(families, [](const prometheus::MetricFamily& family) {
+        return family.name.starts_with(kOurMetrics);
+      });
+    }
+    AddProcessMetrics(families);
+    return prometheus::TextSerializer().Serialize(families);
   }
 
+  const MetricsOptions options;
   const RequestPool& pool;
   const prometheus::Labels labels;
   prometheus::Registry registry;
@@ -124,27 +157,27 @@ struct Metrics::Instruments {
   prometheus::Counter& losses = NewCounter(
       "treadle:engine_losses_total",
       "Times that the engine was lost, as with a worker; those of which iterations came after.");
-  prometheus::Histogram& request_prompt_tokens =
+  const Histograms request_prompt_tokens =
       NewHistogram("treadle:request_prompt_tokens", "Prompt tokens per request.", Tokens());
-  prometheus::Histogram& request_generation_tokens =
+  const Histograms request_generation_tokens =
       NewHistogram("treadle:request_generation_tokens", "Generated tokens per request.", Tokens());
-  prometheus::Histogram& iteration_tokens =
+  const Histograms iteration_tokens =
       NewHistogram("treadle:iteration_tokens_total", "Tokens per iteration.", Tokens());
-  prometheus::Histogram& ttft =
+  const Histograms ttft =
       NewHistogram("treadle:time_to_first_token_seconds", "Arrival to first token.", Seconds());
-  prometheus::Histogram& ttft_error = NewHistogram(
+  const Histograms ttft_error = NewHistogram(
       "treadle:time_to_first_token_error_seconds",
       "Foretold less real time to first token, with --max-ttft.",
       {-40.96, -10.24, -2.56, -0.64, -0.16, -0.04, -0.01, 0.01, 0.04, 0.16, 0.64, 2.56, 10.24});
-  prometheus::Histogram& itl = NewHistogram("treadle:inter_token_latency_seconds",
-                                            "Gap between two tokens of a request.", TokenSeconds());
-  prometheus::Histogram& e2e =
+  const Histograms itl = NewHistogram("treadle:inter_token_latency_seconds",
+                                      "Gap between two tokens of a request.", TokenSeconds());
+  const Histograms e2e =
       NewHistogram("treadle:e2e_request_latency_seconds", "Arrival to end.", Seconds());
-  prometheus::Histogram& queue_time =
+  const Histograms queue_time =
       NewHistogram("treadle:request_queue_time_seconds", "Arrival to first iteration.", Seconds());
-  prometheus::Histogram& prefill_time = NewHistogram("treadle:request_prefill_time_seconds",
-                                                     "First iteration to first token.", Seconds());
-  prometheus::Histogram& decode_time =
+  const Histograms prefill_time = NewHistogram("treadle:request_prefill_time_seconds",
+                                               "First iteration to first token.", Seconds());
+  const Histograms decode_time =
       NewHistogram("treadle:request_decode_time_seconds", "First token to end.", Seconds());
 
   prometheus::Counter& Success(const std::string& reason) {
@@ -179,8 +212,8 @@ struct Metrics::Instruments {
   BubbleShare bubbles;
 };
 
-Metrics::Metrics(const std::string& model_name, const RequestPool& pool)
-    : instruments_(std::make_unique<Instruments>(model_name, pool)) {
+Metrics::Metrics(const std::string& model_name, const RequestPool& pool, MetricsOptions options)
+    : instruments_(std::make_unique<Instruments>(model_name, pool, options)) {
   for (const char* reason : {"stop", "length", "cancelled", "deadline", "refused", "error"}) {
     instruments_->Success(reason);
   }
@@ -197,6 +230,15 @@ void Metrics::AddCounter(const char* name, const char* help, std::function<doubl
 void Metrics::AddGauge(const char* name, const char* help, std::function<double()> now) {
   prometheus::Gauge& gauge = instruments_->NewGauge(name, help);
   instruments_->others.push_back([&gauge, now = std::move(now)] { gauge.Set(now()); });
+}
+
+void Metrics::AddInfo(const char* name, const char* help, const Labels& labels) {
+  prometheus::BuildGauge()
+      .Name(name)
+      .Help(help)
+      .Register(instruments_->registry)
+      .Add(labels)
+      .Set(1);
 }
 
 void Metrics::Add(std::shared_ptr<const Door::Counts> door) {
@@ -231,7 +273,7 @@ void Metrics::Add(std::shared_ptr<const RefusalCounts> refusals,
     prometheus::Labels labels = instruments_->labels;
     labels["reason"] = word;
     prometheus::Counter& counter = family.Add(labels);
-    instruments_->others.push_back([&counter, reason, refusals, door] {
+    instruments_->others.push_back([&counter, reason = reason, refusals, door] {
       int64_t now = refusals->Of(reason);
       for (size_t i = 0; i < std::size(kOfDoor); ++i) {
         if (kOfDoor[i] == reason) now += door->refused[i];

@@ -1,4 +1,5 @@
-// Prometheus metrics under vLLM's names with our prefix, served at /metrics.
+// Prometheus metrics under vLLM's names with our prefix, or with its own, and those of the process
+// (process_metrics.h), served at /metrics.
 //
 // Fed by the ledger's follower, off the loop; gauges of the queue, and what others count, are read
 // at each scrape. Requests that are marked internal (the warm-up) are left out. Thread safety:
@@ -7,6 +8,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -18,20 +20,29 @@
 #include "server/access/api_keys.h"
 #include "server/http/http_server.h"
 #include "server/observe/refusals.h"
+#include "server/observe/vllm_metrics.h"
 #include "server/session/work_pool.h"
 
 namespace treadle {
 
+struct MetricsOptions {
+  MetricsDialect dialect = MetricsDialect::kTreadle;
+  int64_t max_context = 0;  // most tokens of a sequence, for buckets of vLLM's
+};
+
 class Metrics {
  public:
   // `pool` must outlive the metrics.
-  Metrics(const std::string& model_name, const RequestPool& pool);
+  Metrics(const std::string& model_name, const RequestPool& pool, MetricsOptions options = {});
   ~Metrics();
 
   // Adds others' counts; before Listen. `now` is asked at each scrape, as long as the metrics live,
   // and a counter's never becomes less.
   void AddCounter(const char* name, const char* help, std::function<double()> now);
   void AddGauge(const char* name, const char* help, std::function<double()> now);
+  // A gauge that is always 1 and whose labels tell something; before Listen.
+  using Labels = std::map<std::string, std::string>;
+  void AddInfo(const char* name, const char* help, const Labels& labels);
   void Add(std::shared_ptr<const Door::Counts> door);
   void Add(std::shared_ptr<const WorkPool::Counts> work);
   // Refused requests, with those that the gRPC port refuses by itself.

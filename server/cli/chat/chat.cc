@@ -19,6 +19,7 @@
 #include "server/cli/generate_client.h"
 #include "server/cli/help/terminal.h"
 #include "server/flag_values.h"
+#include "server/grpc/inference.pb.h"
 #include "server/grpc/messages.h"
 
 namespace treadle {
@@ -36,7 +37,7 @@ struct ChatFlags {
   ClientFlags access;
   std::string timeout;
   std::string system;
-  RequestFlags request;
+  v1::GenerateRequest request;
 };
 
 void Print(const std::string& text, std::FILE* out = stdout) {
@@ -82,7 +83,7 @@ class Conversation {
       : client_(client),
         signals_(signals),
         lines_(signals),
-        request_(options.request.Request()),
+        request_(options.request),
         system_(options.system) {}
 
   // Until the input's end, /quit or SIGTERM.

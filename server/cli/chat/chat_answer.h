@@ -16,12 +16,12 @@ class ChatAnswer {
  public:
   ChatAnswer(bool terminal, bool colours) : terminal_(terminal), colours_(colours) {}
 
-  // What to write for the next piece of the answer's text.
+  // The text to write for the next piece of the answer.
   std::string Push(const std::string& piece);
   // The same after the last one.
   std::string Finish();
 
-  // What was said, without what was thought: for the next turn.
+  // The answer without what was thought: for the next turn.
   const std::string& content() const { return content_; }
 
  private:

@@ -1,4 +1,4 @@
-// What a command's flags are: --help, the man page, and completions for shells, all made from the
+// The reference of a command: --help, the man page, and completions for shells, all made from the
 // CLI::App that parses them.
 //
 // A reference of all commands is put together by `treadle help --man` and `treadle completions`,

@@ -11,8 +11,8 @@ namespace {
 
 const std::string kDimmed = "\x1b[2m", kNormal = "\x1b[0m";
 
-// What is written if the answer comes in pieces of so many bytes; without the ends and beginnings
-// of dim text that follow each other.
+// The text that is written if the answer comes in pieces of so many bytes; without the ends and
+// beginnings of dim text that follow each other.
 std::string Written(ChatAnswer& answer, const std::string& text, size_t bytes) {
   std::string all;
   for (size_t at = 0; at < text.size(); at += bytes) all += answer.Push(text.substr(at, bytes));

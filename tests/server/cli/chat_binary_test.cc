@@ -49,7 +49,7 @@ std::string AnswerTo(const ServedBinary& server, const Turns& turns) {
   return response.output().text();
 }
 
-// What chat says of these lines in a pipe.
+// The output of chat for these lines in a pipe.
 std::string Said(const ServedBinary& server, const std::string& lines, const std::string& flags) {
   const std::string path = OwnFolder().path() + "/lines";
   std::ofstream(path) << lines;

@@ -1,4 +1,4 @@
-// What a newcomer reads of build/treadle: --help, the man page, completions, colours.
+// The texts that a newcomer reads of build/treadle: --help, the man page, completions, colours.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -113,7 +113,7 @@ TEST(ManPage, HasEveryCommandAndFlagAndNoRequestByAccident) {
   }
 }
 
-// What bash offers for a command line, whose last word is the one that is typed.
+// The words that bash offers for a command line, whose last word is the one that is typed.
 std::string Offered(const std::vector<std::string>& words) {
   std::string line;
   for (const std::string& word : words) line += " '" + word + "'";

@@ -120,7 +120,7 @@ std::vector<std::vector<std::string>> Frames(const std::string& output) {
   return frames;
 }
 
-// Of a line in UTF-8 whose characters have one column each.
+// The width of a line in UTF-8 whose characters have one column each.
 ptrdiff_t Columns(const std::string& line) {
   return std::ranges::count_if(line, [](unsigned char c) { return (c & 0xc0) != 0x80; });
 }
