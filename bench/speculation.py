@@ -80,7 +80,8 @@ def main():
     parser.add_argument("--json")
     options = parser.parse_args()
     server = subprocess.Popen([options.treadle, "serve", "--model", options.model, "--listen", "127.0.0.1:0",
-                               "--http-listen", f"127.0.0.1:{options.port}", "--metrics-listen", "none"],
+                               "--http-listen", f"127.0.0.1:{options.port}", "--metrics-listen", "none",
+                               "--max-batch-size", "32"],
                               stderr=subprocess.DEVNULL)
     try:
         for _ in range(600):

@@ -38,12 +38,16 @@ struct PlanInFlight {
   std::vector<Request*> requests;     // with at least one step, in arrival order
   std::vector<LedgerMember> members;  // one per request
   int64_t rows = 0;
+  double positions = 0;  // that its rows read
   double schedule = 0;  // seconds, as in LedgerRecord
   double idle = 0;
   bool behind = false;  // another plan with steps was in flight when it was submitted
 
   void Clear();
 };
+
+// The positions that the plan's rows read, each its own and all before it.
+double PositionsOf(const IterationPlan& plan);
 
 class Planner {
  public:

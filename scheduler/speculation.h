@@ -15,9 +15,9 @@
 #include <span>
 #include <utility>
 
+#include "scheduler/iteration_cost.h"
 #include "scheduler/policy.h"
 #include "scheduler/request/drafter.h"
-#include "scheduler/speculation/iteration_cost.h"
 
 namespace treadle {
 
@@ -25,12 +25,12 @@ class Speculation {
  public:
   static constexpr int32_t kMaxDraft = 15;  // a step of 16 rows
 
-  Speculation(MakeDrafter make, const BatchLimits& limits)
-      : make_(std::move(make)), limits_(limits) {}
+  // `limits` and `cost` outlive it, and may change.
+  Speculation(MakeDrafter make, const BatchLimits& limits, const IterationCost& cost)
+      : make_(std::move(make)), limits_(limits), cost_(cost) {}
 
   // The sequence's output has another token.
   void NoteToken(const Request& request, Sequence& sequence) const;
-  void NoteIteration(int64_t rows, double seconds) { cost_.Note(rows, seconds); }
 
   // Some sequence in a plan in flight has guesses that are being verified, or that a plan of these
   // requests would verify if it had the result.
@@ -44,8 +44,8 @@ class Speculation {
   static int32_t MostGuesses(const Request& request, const Sequence& sequence);
 
   const MakeDrafter make_;
-  const BatchLimits limits_;
-  IterationCost cost_;
+  const BatchLimits& limits_;
+  const IterationCost& cost_;
 };
 
 }  // namespace treadle

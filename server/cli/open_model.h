@@ -59,6 +59,10 @@ absl::StatusOr<OpenedModel> OpenModel(const ServeOptions& options,
                                       std::function<void(double)> progress,
                                       const LogSink& log = WarningsToStderr());
 
+// With the default batch sizes where the options say auto.
 SchedulingOptions SchedulingFrom(const ServeOptions& options, const OpenedModel& opened);
+// Adds that iterations are measured at start, and sizes that are auto chosen by that.
+void ChooseBatchAtStart(const ServeOptions& options, const OpenedModel& opened,
+                        SchedulingOptions& scheduling);
 
 }  // namespace treadle

@@ -29,7 +29,7 @@ TEST(Binary, WrongUseIsOneLineAndExitCodeTwo) {
       {"fly", "'fly' is no command, expected one of: serve worker generate"},
       {"serve", "treadle serve: --model is missing"},
       {"serve --model x --max-batch-size 0", "--max-batch-size: is '0', expected"},
-      {"serve --model x --max-batch-tokens 32", "more than --max-batch-size (32)"},
+      {"serve --model x --max-batch-size 32 --max-batch-tokens 32", "more than --max-batch-size (32)"},
       {"serve --nonsense", "--nonsense"},
       {"serve --max-batch-siz=3", "; did you mean '--max-batch-size'? (see --help)"},
       {"generate --prompt a --top_p 1", "; did you mean '--top-p'? (see --help)"},
