@@ -1,9 +1,9 @@
 // How many sequences and tokens an iteration should have, by what it costs (iteration_cost.h).
 //
 // Sequences: as many as still raise the throughput noticeably. More only make everybody's next
-// token wait longer. The limit is where twice as many would bring less than kWorthDoubling times the
-// tokens/s: what is gained beyond it is as small as the differences between two runs on a machine
-// that is shared. Fewer, if that many alone would take longer than the target.
+// token wait longer. The limit is where twice as many would bring less than kWorthDoubling times
+// the tokens/s: what is gained beyond it is as small as the differences between two runs on a
+// machine that is shared. Fewer, if that many alone would take longer than the target.
 //
 // Tokens: as many as an iteration may have that takes no longer than the target, the time between
 // two tokens of a stream while others' prompts run. There is room for a prompt beside the
@@ -20,11 +20,11 @@
 namespace treadle {
 
 struct AutoBatch {
-  bool size = false;    // BatchLimits::max_batch_size is to be chosen
-  bool tokens = false;  // BatchLimits::max_batch_tokens is to be chosen
-  double target_itl = 0.1;   // seconds
-  int64_t context = 512;     // positions that a sequence is taken to have
-  int64_t most_size = 256;   // that the K/V cache has room for, with such contexts
+  bool size = false;        // BatchLimits::max_batch_size is to be chosen
+  bool tokens = false;      // BatchLimits::max_batch_tokens is to be chosen
+  double target_itl = 0.1;  // seconds
+  int64_t context = 512;    // positions that a sequence is taken to have
+  int64_t most_size = 256;  // that the K/V cache has room for, with such contexts
   bool any() const { return size || tokens; }
 };
 

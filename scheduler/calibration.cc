@@ -27,9 +27,11 @@ class Run {
 
   absl::StatusOr<uint64_t> All() {
     TREADLE_RETURN_IF_ERROR(Stand());
-    TREADLE_RETURN_IF_ERROR(RunTokens(1));  // the first time is no measure: memory is new, threads sleep
+    TREADLE_RETURN_IF_ERROR(
+        RunTokens(1));  // the first time is no measure: memory is new, threads sleep
     for (int round = 0; round < kRounds; ++round) {
-      for (int64_t count = 1; count <= std::min(kMostSequences, how_.max_batch_tokens); count *= 2) {
+      for (int64_t count = 1; count <= std::min(kMostSequences, how_.max_batch_tokens);
+           count *= 2) {
         TREADLE_RETURN_IF_ERROR(RunTokens(count));
       }
       const int64_t longest = std::min(how_.max_batch_tokens, how_.max_context);
@@ -93,9 +95,8 @@ class Run {
   // A token of each of so many sequences.
   absl::Status RunTokens(int64_t count) {
     const auto rows = static_cast<double>(count);
-    if (!Fits(rows, rows * (sequences_.empty() ? 1 : sequences_[0].next_position + 1))) {
-      return absl::OkStatus();
-    }
+    const int32_t read = sequences_.empty() ? 1 : sequences_[0].next_position + 1;
+    if (!Fits({rows, rows * read, rows})) return absl::OkStatus();
     IterationPlan plan;
     while (std::ssize(sequences_) < count) {
       const auto sequence = Start(kPositions, plan);
@@ -104,7 +105,8 @@ class Run {
     }
     for (Sequence& sequence : sequences_) {
       if (std::ssize(plan.steps) == count) break;
-      if (sequence.next_position < std::min(kPositions, how_.max_context)) AddStep(sequence, 1, plan);
+      if (sequence.next_position < std::min(kPositions, how_.max_context))
+        AddStep(sequence, 1, plan);
     }
     return plan.steps.empty() ? absl::OkStatus() : Submit(std::move(plan));
   }
@@ -112,7 +114,7 @@ class Run {
   // So many tokens of a sequence that begins.
   absl::Status RunPrompt(int64_t rows) {
     const auto all = static_cast<double>(rows);
-    if (!Fits(all, all * (all + 1) / 2)) return absl::OkStatus();
+    if (!Fits({all, all * (all + 1) / 2, 1})) return absl::OkStatus();
     IterationPlan plan;
     auto sequence = Start(rows, plan);
     if (!sequence) return absl::OkStatus();
@@ -123,8 +125,8 @@ class Run {
     return absl::OkStatus();
   }
 
-  bool Fits(double rows, double positions) const {
-    return noted_ == 0 || spent_ + cost_.Of(rows, positions) <= how_.budget;
+  bool Fits(const IterationWork& work) const {
+    return noted_ == 0 || spent_ + cost_.Of(work) <= how_.budget;
   }
 
   // Runs the plan, and learns from it.
@@ -132,8 +134,7 @@ class Run {
     plan.epoch = engine_.epoch();
     plan.iteration = iterations_++;
     plan.releases = std::exchange(releases_, {});
-    const int64_t rows = plan.num_tokens();
-    const double positions = PositionsOf(plan);
+    const IterationWork work = WorkOf(plan);
     engine_.Submit(std::move(plan));
     while (true) {
       const std::vector<IterationResult> results = engine_.TakeResults();
@@ -144,7 +145,7 @@ class Run {
         if (iterations_ > 1) {
           ++noted_;
           spent_ += seconds;
-          cost_.Note(rows, seconds, positions);
+          cost_.Note(work, seconds);
         }
         for (const StepResult& step : results.front().steps) {
           const auto sequence = std::ranges::find(sequences_, step.sequence, &Sequence::id);

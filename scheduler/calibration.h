@@ -1,6 +1,7 @@
 // Learns what iterations cost before there is a request: runs a few plans of dummy sequences, of
 // 1 to 32 sequences with a token each and of up to 512 tokens of one prompt, as far as they fit
-// into a budget of time, which begins after a first one of one token. Whatever the engine is, it is asked through its interface.
+// into a budget of time, which begins after a first one of one token. Whatever the engine is, it is
+// asked through its interface.
 //
 // Thread safety: call from the thread that uses the engine, between Start and the first plan.
 #pragma once

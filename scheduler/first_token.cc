@@ -32,8 +32,8 @@ int64_t FirstTokenForecast::TokensToCome(const Request& request, const Sequence&
 
 std::optional<double> FirstTokenForecast::Predict(const PolicyView& view,
                                                   std::span<Request* const> order,
-                                                  const Request& asked,
-                                                  double in_flight, double give_up) const {
+                                                  const Request& asked, double in_flight,
+                                                  double give_up) const {
   if (!cost_.known()) return std::nullopt;
   double time = in_flight;
 
@@ -87,7 +87,8 @@ std::optional<double> FirstTokenForecast::Predict(const PolicyView& view,
     if (decoding + prompts == 0) alike = 0;
     int64_t given = std::min(prompts, alike * budget);
     const auto times = static_cast<double>(alike);
-    time += times * cost_.Of(static_cast<double>(decoding), positions) +
+    time += times * cost_.Of(
+                        {static_cast<double>(decoding), positions, static_cast<double>(decoding)}) +
             static_cast<double>(given) * cost_.per_row();
     for (Running& running : batch) {
       if (running.prompt > 0) {

@@ -9,7 +9,7 @@
 namespace treadle {
 namespace {
 
-constexpr size_t kParts = 3;
+constexpr size_t kParts = 4;
 using Parts = std::array<double, kParts>;
 constexpr double kPositions = 1024;  // as many count as one, so that parts are of a size
 
@@ -52,7 +52,7 @@ Parts Solve(Equations equations, const std::array<bool, kParts>& free) {
 
 // None negative: the most negative one is left out until there is none.
 Parts SolveNonnegative(const Equations& equations) {
-  std::array<bool, kParts> free = {true, true, true};
+  std::array<bool, kParts> free = {true, true, true, true};
   while (true) {
     const Parts parts = Solve(equations, free);
     const auto least = std::ranges::min_element(parts);
@@ -68,12 +68,12 @@ double WeightOf(double deviation, double expected) {
 
 }  // namespace
 
-void IterationCost::Note(int64_t rows, double seconds, double positions) {
-  if (rows <= 0 || seconds <= 0) return;
-  std::deque<Point>& alike = kept_[std::min<size_t>(
-      kept_.size(), static_cast<size_t>(std::bit_width(static_cast<uint64_t>(rows)))) - 1];
+void IterationCost::Note(const IterationWork& work, double seconds) {
+  if (work.rows < 1 || seconds <= 0) return;
+  const auto power = static_cast<size_t>(std::bit_width(static_cast<uint64_t>(work.rows)));
+  std::deque<Point>& alike = kept_[std::min(kept_.size(), power) - 1];
   if (alike.size() == kKept) alike.pop_front();
-  alike.push_back({static_cast<double>(rows), positions / kPositions, seconds});
+  alike.push_back({work, seconds});
   ++noted_;
   size_t points = 0;
   for (const std::deque<Point>& of_a_size : kept_) points += of_a_size.size();
@@ -93,25 +93,29 @@ void IterationCost::Fit() {
     Equations equations;
     double sum = 0, rows = 0, seconds = 0;
     for (const auto& [point, weight] : weighted) {
-      equations.Add(weight, {1, point.rows, point.positions}, point.seconds);
+      const IterationWork& work = point.work;
+      equations.Add(weight, {1, work.rows, work.positions / kPositions, work.samples},
+                    point.seconds);
       sum += weight;
-      rows += weight * point.rows;
+      rows += weight * work.rows;
       seconds += weight * point.seconds;
     }
-    // What is expected of a row, and of a position, counts as an iteration of one row each.
+    // What is expected of a row, a position and a sample counts as an iteration of one row each.
     const double one_row = seconds / (sum + (rows - sum) * kFirstShare);
     const auto expect = [&](double part, double expected, const Parts& factors) {
       equations.Add(round == 0 ? 1 / (one_row * one_row) : WeightOf(part - expected, one_row),
                     factors, expected);
     };
-    expect(per_row_, one_row * kFirstShare, {0, 1, 0});
-    expect(per_position_ * kPositions, one_row * position_share_ * kPositions, {0, 0, 1});
+    expect(per_row_, one_row * kFirstShare, {0, 1, 0, 0});
+    expect(per_position_ * kPositions, one_row * position_share_ * kPositions, {0, 0, 1, 0});
+    expect(per_sample_, 0, {0, 0, 0, 1});
     const Parts parts = SolveNonnegative(equations);
     per_iteration_ = parts[0];
     per_row_ = parts[1];
     per_position_ = parts[2] / kPositions;
+    per_sample_ = parts[3];
     for (auto& [point, share] : weighted) {
-      const double expected = Of(point.rows, point.positions * kPositions);
+      const double expected = Of(point.work);
       share = WeightOf(point.seconds - expected, expected);
     }
   }

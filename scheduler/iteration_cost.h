@@ -1,6 +1,7 @@
-// How long an iteration takes: a part for itself, one for each of its rows, and one for each
-// position of the K/V cache that a row reads. All that the scheduler expects of times is this:
-// which guesses are worth a row, when a first token will be there, how large a batch should be.
+// How long an iteration takes: a part for itself, one for each of its rows, one for each position
+// of the K/V cache that a row reads, and one for each row that something is sampled after. All that
+// the scheduler expects of times is this: which guesses are worth a row, when a first token will be
+// there, how large a batch should be.
 //
 // The parts are fitted to iterations that ran, none of them negative, by least absolute relative
 // deviations (iteratively reweighted least squares, Schlossmacher 1973): an iteration that was
@@ -20,6 +21,15 @@
 
 namespace treadle {
 
+struct IterationWork {
+  // A number of rows alone is one, too.
+  IterationWork(double all_rows, double read = 0, double sampled = 0)  // NOLINT
+      : rows(all_rows), positions(read), samples(sampled) {}
+  double rows;
+  double positions;  // that all rows read, each its own and all before it
+  double samples;    // rows with an output
+};
+
 class IterationCost {
  public:
   // The share of a row in an iteration of one row, as long as nothing else is known.
@@ -30,23 +40,25 @@ class IterationCost {
   // `position_share`: the same share of a position, for instance its bytes over the weights'.
   explicit IterationCost(double position_share = 0) : position_share_(position_share) {}
 
-  // An iteration took so long. `positions`: that all of its rows read, each its own and all before
-  // it. Nothing is learnt from an iteration of no rows or no time.
-  void Note(int64_t rows, double seconds, double positions = 0);
+  // An iteration took so long. Nothing is learnt from one of no rows or no time.
+  void Note(const IterationWork& work, double seconds);
   size_t noted() const { return noted_; }
   bool known() const { return noted_ >= kEnough; }
 
   // Seconds; before anything was noted, in units of an iteration of one row.
-  double Of(double rows, double positions = 0) const {
-    return per_iteration_ + rows * per_row_ + positions * per_position_;
+  double Of(const IterationWork& work) const {
+    return per_iteration_ + work.rows * per_row_ + work.positions * per_position_ +
+           work.samples * per_sample_;
   }
   double per_iteration() const { return per_iteration_; }
   double per_row() const { return per_row_; }
   double per_position() const { return per_position_; }
+  double per_sample() const { return per_sample_; }
 
  private:
   struct Point {
-    double rows, positions, seconds;
+    IterationWork work;
+    double seconds;
   };
   void Fit();
 
@@ -54,7 +66,7 @@ class IterationCost {
   std::array<std::deque<Point>, 32> kept_;  // by the power of two
   size_t noted_ = 0, unfitted_ = 0;
   double per_iteration_ = 1 - kFirstShare, per_row_ = kFirstShare;
-  double per_position_ = position_share_;
+  double per_position_ = position_share_, per_sample_ = 0;
 };
 
 }  // namespace treadle

@@ -225,8 +225,7 @@ void LoopCore::AppendRecord(const IterationResult& result, PlanInFlight& note) {
   record.idle = note.idle;
   record.bubble = note.behind ? timings.gap : 0;
   record.stages = limits_.stages;
-  cost_.Note(note.rows, record.receive + record.compute + record.sample + record.bubble,
-             note.positions);
+  cost_.Note(note.work, record.receive + record.compute + record.sample + record.bubble);
   record.experts = result.experts;
   ledger_.Append(std::move(record));
 }
@@ -337,9 +336,7 @@ void LoopCore::Foretell(Request& request) {
   const bool by_deadline = request.spec.deadline - now_ < max_ttft_;
   const double most = Seconds(by_deadline ? request.spec.deadline - now_ : max_ttft_);
   double in_flight = 0;
-  for (const PlanInFlight& plan : in_flight_) {
-    in_flight += cost_.Of(static_cast<double>(plan.rows), plan.positions);
-  }
+  for (const PlanInFlight& plan : in_flight_) in_flight += cost_.Of(plan.work);
   const PolicyView view{pool_.live(), kv_.Capacity(), limits_, now_, cached_};
   request.predicted_first_token =
       forecast_.Predict(view, policy_.Order(view), request, in_flight, most + kLongestRetry);
@@ -454,8 +451,7 @@ void LoopCore::Submit(const Selection& selection, Clock::time_point selecting_si
   const int64_t begun_before = counted(begun), reserved_before = counted(reserved);
   speculation_.Choose(selection);
   IterationPlan plan = planner_.Build(selection, now_, note);
-  note.rows = plan.num_tokens();
-  note.positions = PositionsOf(plan);
+  note.work = WorkOf(plan);
   const int64_t began = counted(begun) - begun_before;
   waiting_ -= began;
   running_ += began;

@@ -49,21 +49,22 @@ std::vector<SequencePages*> TablesOf(Request& request) {
 
 }  // namespace
 
-double PositionsOf(const IterationPlan& plan) {
-  double sum = 0;
+IterationWork WorkOf(const IterationPlan& plan) {
+  IterationWork work = 0;
   for (const Step& step : plan.steps) {
     const auto rows = static_cast<double>(step.num_tokens);
-    sum += rows * (static_cast<double>(step.first_position) + (rows + 1) / 2);
+    work.rows += rows;
+    work.positions += rows * (static_cast<double>(step.first_position) + (rows + 1) / 2);
+    work.samples += static_cast<double>(step.outputs.size());
   }
-  return sum;
+  return work;
 }
 
 void PlanInFlight::Clear() {
   steps.clear();
   requests.clear();
   members.clear();
-  rows = 0;
-  positions = 0;
+  work = 0;
   schedule = 0;
   idle = 0;
   behind = false;

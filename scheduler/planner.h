@@ -20,6 +20,7 @@
 
 #include "engine/kv/kv_slot_manager.h"
 #include "engine/plan/iteration_plan.h"
+#include "scheduler/iteration_cost.h"
 #include "scheduler/ledger.h"
 #include "scheduler/policy.h"
 
@@ -37,8 +38,7 @@ struct PlanInFlight {
   std::vector<Target> steps;          // in the plan's order
   std::vector<Request*> requests;     // with at least one step, in arrival order
   std::vector<LedgerMember> members;  // one per request
-  int64_t rows = 0;
-  double positions = 0;  // that its rows read
+  IterationWork work = 0;
   double schedule = 0;  // seconds, as in LedgerRecord
   double idle = 0;
   bool behind = false;  // another plan with steps was in flight when it was submitted
@@ -46,8 +46,7 @@ struct PlanInFlight {
   void Clear();
 };
 
-// The positions that the plan's rows read, each its own and all before it.
-double PositionsOf(const IterationPlan& plan);
+IterationWork WorkOf(const IterationPlan& plan);
 
 class Planner {
  public:

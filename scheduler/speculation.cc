@@ -23,7 +23,7 @@ void Speculation::NoteToken(const Request& request, Sequence& sequence) const {
 // The probability above which one more row is worth its time, in an iteration of so many rows that
 // brings so many tokens.
 double Speculation::Worth(double tokens, double rows) const {
-  return cost_.per_row() * tokens / cost_.Of(rows);
+  return (cost_.per_row() + cost_.per_sample()) * tokens / cost_.Of({rows, 0, rows});
 }
 
 // The last token that the request may have is nobody's input.

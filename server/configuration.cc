@@ -199,7 +199,8 @@ const std::vector<ServeFlag>& ServeFlags() {
        "many that twice as many would bring less than 10 % more tokens/s",
        kEngine, kServer, Integer(&O::max_batch_size, 1, 65536, "auto")},
       {"--max-batch-tokens",
-       "most tokens in one iteration; longer prompts are split; auto: as many as --target-itl allows, "
+       "most tokens in one iteration; longer prompts are split; auto: as many as --target-itl "
+       "allows, "
        "up to 512",
        kEngine, kServer, Integer(&O::max_batch_tokens, 2, 1 << 20, "auto")},
       {"--target-itl",

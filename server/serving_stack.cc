@@ -85,8 +85,9 @@ absl::Status ServingStack::Start() {
     const auto rows = static_cast<double>(options_.max_batch_size);
     const auto positions = rows * static_cast<double>(batch.context);
     chosen_ += Str(": by ", core.cost().noted(), " iterations, one of that many sequences takes ",
-                   ms(core.cost().Of(rows, positions)), " ms, of twice as many ",
-                   ms(core.cost().Of(2 * rows, 2 * positions)), " ms, and of that many tokens ",
+                   ms(core.cost().Of({rows, positions, rows})), " ms, of twice as many ",
+                   ms(core.cost().Of({2 * rows, 2 * positions, 2 * rows})),
+                   " ms, and of that many tokens ",
                    ms(FullIteration(core.cost(), core.limits(), batch.context)),
                    " ms (--target-itl is ", ms(batch.target_itl), " ms)");
   });

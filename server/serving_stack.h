@@ -34,7 +34,7 @@ struct SchedulingOptions {
   // Iterations are measured before the first request, and what `batch` says is chosen by that.
   bool measure = false;
   AutoBatch batch = {};
-  double position_share = 0;                  // as IterationCost
+  double position_share = 0;   // as IterationCost
   int64_t max_candidates = 0;  // of a request; 0: max_batch_size, whatever is chosen
   // As ServingLoop::Options.
   bool recover = true;

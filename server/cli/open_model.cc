@@ -485,10 +485,9 @@ void ChooseBatchAtStart(const ServeOptions& options, const OpenedModel& opened,
 SchedulingOptions SchedulingFrom(const ServeOptions& options, const OpenedModel& opened) {
   SchedulingOptions scheduling;
   scheduling.max_batch_tokens = opened.max_batch_tokens;
-  scheduling.max_batch_size =
-      options.max_batch_size > 0
-          ? options.max_batch_size
-          : std::min(kDefaultBatchSize, opened.max_batch_tokens - 1);
+  scheduling.max_batch_size = options.max_batch_size > 0
+                                  ? options.max_batch_size
+                                  : std::min(kDefaultBatchSize, opened.max_batch_tokens - 1);
   scheduling.max_queue = options.max_queue;
   scheduling.policy = options.policy;
   scheduling.kv_events = options.kv_events;

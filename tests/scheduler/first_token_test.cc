@@ -71,6 +71,19 @@ TEST(IterationCost, RemembersAPromptWhileSingleTokensRun) {
   EXPECT_NEAR(cost.Of(64), CostOf(64), 1e-3 * CostOf(64));
 }
 
+// Rows of prompts are cheaper than those that tokens are sampled after.
+TEST(IterationCost, CountsTheSamples) {
+  constexpr double kPerSample = 0.0004;
+  IterationCost cost;
+  for (int i = 0; i < 200; ++i) {
+    const double rows = 1 + i % 32;
+    cost.Note({rows, 0, rows}, CostOf(1 + i % 32) + kPerSample * rows);
+    cost.Note({64, 0, 1}, CostOf(64) + kPerSample);
+  }
+  EXPECT_NEAR(cost.per_row(), kPerRow, 0.02 * kPerRow);
+  EXPECT_NEAR(cost.per_sample(), kPerSample, 0.02 * kPerSample);
+}
+
 TEST(IterationCost, CountsThePositionsThatAreRead) {
   constexpr double kPerPosition = 2e-6;
   IterationCost cost;
@@ -78,15 +91,15 @@ TEST(IterationCost, CountsThePositionsThatAreRead) {
   for (int i = 0; i < 500; ++i) {
     const int64_t rows = 1 + random.Below(32);
     const auto positions = static_cast<double>(rows * random.Below(2000));
-    cost.Note(rows, CostOf(rows) + kPerPosition * positions, positions);
+    cost.Note({static_cast<double>(rows), positions}, CostOf(rows) + kPerPosition * positions);
   }
   EXPECT_NEAR(cost.per_row(), kPerRow, 0.01 * kPerRow);
   EXPECT_NEAR(cost.per_position(), kPerPosition, 0.01 * kPerPosition);
   // Where all are alike, a position costs its share of an iteration of one row.
   IterationCost alike(0.001);
-  for (int i = 0; i < 50; ++i) alike.Note(1, 0.010, 1);
+  for (int i = 0; i < 50; ++i) alike.Note({1, 1}, 0.010);
   EXPECT_NEAR(alike.per_position(), 1e-5, 1e-7);
-  EXPECT_NEAR(alike.Of(1, 1), 0.010, 1e-6);
+  EXPECT_NEAR(alike.Of({1, 1}), 0.010, 1e-6);
 }
 
 // A loop whose iterations cost what they cost above.
@@ -206,7 +219,8 @@ TEST(FirstTokens, ThatWouldComeTooLateAreRefusedAtOnce) {
   EXPECT_THAT(timed.harness.Mistakes(), IsEmpty());
 }
 
-// Whoever comes again when it was told to is accepted, if nobody else has come, and not much before.
+// Whoever comes again when it was told to is accepted, if nobody else has come, and not much
+// before.
 TEST(FirstTokens, ARefusalSaysWhenToTryAgain) {
   Timed timed("fcfs", std::chrono::seconds(2), 20'000);
   timed.Learn();

@@ -257,9 +257,9 @@ TEST(Configuration, BatchSizesAreAutoUnlessGiven) {
   ServeOptions options;
   EXPECT_EQ(options.max_batch_size, 0);
   EXPECT_EQ(options.max_batch_tokens, 0);
-  EXPECT_EQ(Parse("--model m --max-batch-size auto --max-batch-tokens auto --target-itl 40ms",
-                  options),
-            "");
+  EXPECT_EQ(
+      Parse("--model m --max-batch-size auto --max-batch-tokens auto --target-itl 40ms", options),
+      "");
   EXPECT_EQ(options.max_batch_size, 0);
   EXPECT_EQ(options.target_itl, std::chrono::milliseconds(40));
   // Fewer tokens than the default size has sequences are no contradiction.
