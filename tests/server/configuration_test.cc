@@ -89,8 +89,8 @@ TEST(Configuration, AListMayBeOneFlagOrSeveral) {
 
 TEST(Configuration, ABadFlagSaysNameValueAndExpectation) {
   const BadFlag bad[] = {
-      {"--max-batch-size 0", "--max-batch-size: is '0', expected a whole number from 1"},
-      {"--max-batch-size 4x", "is '4x', expected a whole number"},
+      {"--max-batch-size 0", "--max-batch-size: is '0', expected auto or a whole number from 1"},
+      {"--max-batch-size 4x", "is '4x', expected auto or a whole number"},
       {"--max-queue 99999999999999999999", "is '99999999999999999999', expected a whole number"},
       {"--kv-memory 2Q", "--kv-memory: is '2Q', expected auto or a size such as 2G"},
       {"--kv-memory -1", "expected auto or a size"},
