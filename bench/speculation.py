@@ -85,7 +85,8 @@ def main():
     way = "draft" if options.draft else "ngram"
     server = subprocess.Popen([options.treadle, "serve", "--model", options.model, "--listen", "127.0.0.1:0",
                                "--http-listen", f"127.0.0.1:{options.port}", "--metrics-listen", "none",
-                               "--speculate", f"draft:{options.draft}" if options.draft else "ngram"],
+                               "--speculate", f"draft:{options.draft}" if options.draft else "ngram",
+                               "--max-batch-size", "32"],
                               stderr=subprocess.DEVNULL)
     try:
         for _ in range(600):

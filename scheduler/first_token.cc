@@ -12,51 +12,11 @@ namespace {
 struct Running {
   const Request* request = nullptr;
   int64_t prompt = 0;           // inputs left before its next token
+  int64_t position = 0;         // of its next input
   std::vector<int64_t> answer;  // tokens to come, of each sequence
 };
 
-// A weighted line through the points, neither part of it negative.
-template <typename Points>
-IterationCosts::Line WeightedFit(const Points& points, std::span<const double> weights) {
-  double sum = 0, x = 0, y = 0, xx = 0, xy = 0;
-  for (size_t i = 0; i < points.size(); ++i) {
-    const double weight = weights[i], rows = points[i].rows, seconds = points[i].seconds;
-    sum += weight;
-    x += weight * rows;
-    y += weight * seconds;
-    xx += weight * rows * rows;
-    xy += weight * rows * seconds;
-  }
-  const double spread = sum * xx - x * x;
-  const double slope = spread > 1e-9 * sum * xx ? (sum * xy - x * y) / spread : 0;
-  if (slope <= 0) return {.per_iteration = y / sum, .per_row = 0};
-  const double base = (y - slope * x) / sum;
-  if (base < 0) return {.per_iteration = 0, .per_row = xy / xx};
-  return {.per_iteration = base, .per_row = slope};
-}
-
 }  // namespace
-
-void IterationCosts::Note(int64_t rows, double seconds) {
-  points_.push_back({static_cast<double>(rows), seconds});
-  if (points_.size() > kKept) points_.pop_front();
-}
-
-// Least absolute deviations by iteratively reweighted least squares (Schlossmacher 1973).
-std::optional<IterationCosts::Line> IterationCosts::Fit() const {
-  if (points_.size() < kEnough) return std::nullopt;
-  constexpr int kRounds = 12;
-  std::vector<double> weights(points_.size(), 1);
-  Line line;
-  for (int round = 0; round < kRounds; ++round) {
-    line = WeightedFit(points_, weights);
-    const double least = 1e-4 * line.Of(1) + 1e-12;
-    for (size_t i = 0; i < weights.size(); ++i) {
-      weights[i] = 1 / std::max(least, std::abs(points_[i].seconds - line.Of(points_[i].rows)));
-    }
-  }
-  return line;
-}
 
 void FirstTokenForecast::NoteAnswer(int64_t tokens, int64_t most) {
   constexpr double kOfLast = 1.0 / 16;
@@ -72,20 +32,20 @@ int64_t FirstTokenForecast::TokensToCome(const Request& request, const Sequence&
 
 std::optional<double> FirstTokenForecast::Predict(const PolicyView& view,
                                                   std::span<Request* const> order,
-                                                  const Request& asked,
-                                                  std::span<const int64_t> rows_in_flight,
+                                                  const Request& asked, double in_flight,
                                                   double give_up) const {
-  const std::optional<IterationCosts::Line> costs = costs_.Fit();
-  if (!costs) return std::nullopt;
-  double time = 0;
-  for (const int64_t rows : rows_in_flight) time += costs->Of(static_cast<double>(rows));
+  if (!cost_.known()) return std::nullopt;
+  double time = in_flight;
 
   const auto to_run = [&](const Request& request) {
     Running running{.request = &request, .prompt = request.prompt_length(), .answer = {}};
+    const int64_t inputs =
+        running.prompt + (request.sequences.empty() ? 0 : request.sequences[0].produced);
     if (request.state == RequestState::kRunning) running.prompt = InputsLeft(request);
     if (view.cached && (request.state == RequestState::kWaiting || IsToBegin(request))) {
       running.prompt -= view.cached(request).tokens;
     }
+    running.position = inputs - running.prompt;
     for (const Sequence& sequence : request.sequences) {
       running.answer.push_back(TokensToCome(request, sequence));
     }
@@ -108,11 +68,13 @@ std::optional<double> FirstTokenForecast::Predict(const PolicyView& view,
     }
     // The next iterations that are alike: until somebody's prompt or answer is over.
     int64_t decoding = 0, alike = std::numeric_limits<int64_t>::max(), prompts = 0;
+    double positions = 0;  // that the decoding sequences read, in each
     for (const Running& running : batch) {
       if (running.prompt > 0) continue;
       for (const int64_t tokens : running.answer) {
         if (tokens == 0) continue;
         ++decoding;
+        positions += static_cast<double>(running.position);
         alike = std::min(alike, tokens);
       }
     }
@@ -124,17 +86,23 @@ std::optional<double> FirstTokenForecast::Predict(const PolicyView& view,
     }
     if (decoding + prompts == 0) alike = 0;
     int64_t given = std::min(prompts, alike * budget);
-    time += static_cast<double>(alike) * costs->per_iteration +
-            costs->per_row * static_cast<double>(alike * decoding + given);
+    const auto times = static_cast<double>(alike);
+    time += times * cost_.Of(
+                        {static_cast<double>(decoding), positions, static_cast<double>(decoding)}) +
+            static_cast<double>(given) * cost_.per_row();
     for (Running& running : batch) {
       if (running.prompt > 0) {
         const int64_t own = std::min(given, running.prompt);
+        const auto rows = static_cast<double>(own);
+        time += rows * (static_cast<double>(running.position) + rows / 2) * cost_.per_position();
         running.prompt -= own;
+        running.position += own;
         given -= own;
         if (running.prompt > 0) continue;
         if (running.request == &asked) return time;
         for (int64_t& tokens : running.answer) tokens -= tokens > 0 ? 1 : 0;
       } else {
+        running.position += alike;
         for (int64_t& tokens : running.answer) tokens -= std::min(tokens, alike);
       }
     }

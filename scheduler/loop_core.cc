@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "base/retry_after.h"
 #include "base/status.h"
 
 namespace treadle {
@@ -37,23 +38,37 @@ LoopCore::LoopCore(Engine& engine, KvSlotManager& kv, RequestPool& pool, Policy&
       policy_(policy),
       ledger_(ledger),
       time_(time),
-      limits_(WithEngine(options.limits, engine)),
       heartbeat_(options.heartbeat),
       max_ttft_(options.max_ttft),
       recover_(options.recover),
       give_up_(options.give_up),
       began_(time.Now()),
+      limits_(WithEngine(options.limits, engine)),
       planner_(kv),
       cached_([this](const Request& request) { return planner_.Cached(request); }),
       fetches_(kv, [&pool] { pool.Wake(); }),
       delivery_(policy.delivery()),
+      cost_(options.position_share),
+      forecast_(cost_),
       now_(began_),
       last_submit_(began_),
       idle_since_(began_),
       failing_since_(began_),
-      speculation_(options.drafter, limits_, options.draft_model),
+      speculation_(options.drafter, limits_, cost_, options.draft_model),
       masks_(engine, pool, [&pool] { pool.Wake(); }) {
   TREADLE_CHECK(limits_.max_batch_tokens > limits_.max_batch_size);
+}
+
+absl::Status LoopCore::Calibrate(Calibration how, const AutoBatch& choice) {
+  how.max_batch_tokens = limits_.max_batch_tokens;
+  how.wait = [this](Clock::time_point until) { pool_.WaitForNews(until); };
+  const absl::StatusOr<uint64_t> plans = treadle::Calibrate(engine_, how, cost_);
+  pool_.Wake();  // the first turn is not to wait for news that were used up here
+  TREADLE_RETURN_IF_ERROR(plans.status());
+  next_iteration_ = *plans;
+  if (cost_.noted() == 0) return absl::FailedPreconditionError("no iteration took any time");
+  limits_ = ChooseBatch(cost_, limits_, choice);
+  return absl::OkStatus();
 }
 
 void LoopCore::Wait() {
@@ -116,8 +131,7 @@ void LoopCore::Absorb(IterationResult& result) {
     kv_.files()->Store(std::move(note.stores[i]), std::move(result.stored_pages[i]));
   }
   if (!note.steps.empty()) {
-    fetches_.NoteIteration(note.rows, result.timings.compute);
-    speculation_.NoteIteration(note.rows, result.timings.compute + result.timings.sample);
+    fetches_.NoteIteration(static_cast<int64_t>(note.work.rows), result.timings.compute);
     masks_.NoteIteration(result.timings.receive + result.timings.compute);
   }
   AppendRecord(result, note);
@@ -218,10 +232,7 @@ void LoopCore::AppendRecord(const IterationResult& result, PlanInFlight& note) {
   record.idle = note.idle;
   record.bubble = note.behind ? timings.gap : 0;
   record.stages = limits_.stages;
-  if (note.rows > 0) {
-    forecast_.NoteIteration(note.rows,
-                            record.receive + record.compute + record.sample + record.bubble);
-  }
+  cost_.Note(note.work, record.receive + record.compute + record.sample + record.bubble);
   record.experts = result.experts;
   ledger_.Append(std::move(record));
 }
@@ -328,23 +339,26 @@ void LoopCore::TakeInbox() {
   draining_ = inbox.draining;
 }
 
-// Ends a request that has just come if its first token would come too late.
+// Ends a request that has just come if its first token would come too late. It may come again when
+// what is before it has become less by as much as it is too late, if nobody else comes meanwhile.
 void LoopCore::Foretell(Request& request) {
   if (max_ttft_ == Clock::duration(0) || request.spec.internal || !request.spec.earlier.empty()) {
     return;
   }
   const bool by_deadline = request.spec.deadline - now_ < max_ttft_;
   const double most = Seconds(by_deadline ? request.spec.deadline - now_ : max_ttft_);
-  std::vector<int64_t> rows_in_flight;
-  for (const PlanInFlight& plan : in_flight_) rows_in_flight.push_back(plan.rows);
+  double in_flight = 0;
+  for (const PlanInFlight& plan : in_flight_) in_flight += cost_.Of(plan.work);
   const PolicyView view{pool_.live(), kv_.Capacity(), limits_, now_, cached_};
   request.predicted_first_token =
-      forecast_.Predict(view, policy_.Order(view), request, rows_in_flight, most);
-  if (request.predicted_first_token.value_or(0) <= most) return;
-  End(request, ResourceExhausted("the first token would come in ", *request.predicted_first_token,
-                                 " s or later, with ", running_, " requests that run and ",
-                                 waiting_ - 1, " that wait; expected less than the ", most,
-                                 " s of ", by_deadline ? "its deadline" : "--max-ttft"));
+      forecast_.Predict(view, policy_.Order(view), request, in_flight, most + kLongestRetry);
+  const double late = request.predicted_first_token.value_or(0) - most;
+  if (late <= 0) return;
+  const absl::Status refusal = ResourceExhausted(
+      "the first token would come in ", *request.predicted_first_token, " s or later, with ",
+      running_, " requests that run and ", waiting_ - 1, " that wait; expected less than the ",
+      most, " s of ", by_deadline ? "its deadline" : "--max-ttft");
+  End(request, WithRetryAfter(refusal, std::min(late, kLongestRetry)));
 }
 
 void LoopCore::Apply(RequestPool::Command& command) {
@@ -452,7 +466,7 @@ void LoopCore::Submit(const Selection& selection, Clock::time_point selecting_si
   const int64_t begun_before = counted(begun), reserved_before = counted(reserved);
   speculation_.Choose(selection, /*model_may_run=*/in_flight_.empty() || limits_.stages > 1);
   IterationPlan plan = planner_.Build(selection, now_, note);
-  note.rows = plan.num_tokens();
+  note.work = WorkOf(plan);
   const int64_t began = counted(begun) - begun_before;
   waiting_ -= began;
   running_ += began;

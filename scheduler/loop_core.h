@@ -18,8 +18,11 @@
 #include <span>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "engine/engine.h"
 #include "engine/kv/kv_slot_manager.h"
+#include "scheduler/batch_sizes.h"
+#include "scheduler/calibration.h"
 #include "scheduler/delivery.h"
 #include "scheduler/first_token.h"
 #include "scheduler/ledger.h"
@@ -44,7 +47,8 @@ class TimeSource {
 class LoopCore {
  public:
   struct Options {
-    BatchLimits limits;  // stages and depth are taken from the engine
+    BatchLimits limits;         // stages and depth are taken from the engine
+    double position_share = 0;  // as IterationCost
     // A plan without steps after so long without one; releases ride on it.
     std::chrono::milliseconds heartbeat{1000};
     MakeDrafter drafter = MakeNgramDrafter;  // of requests that speculate
@@ -59,9 +63,16 @@ class LoopCore {
   };
 
   static constexpr std::chrono::seconds kRestartPatience{30};
+  static constexpr double kLongestRetry = 60;  // seconds that a refusal by max_ttft asks for
 
   LoopCore(Engine& engine, KvSlotManager& kv, RequestPool& pool, Policy& policy, Ledger& ledger,
            const TimeSource& time, const Options& options);
+
+  // Learns what iterations cost, and chooses limits by that; the engine has just been started.
+  // Where it fails, limits stay, and what must be done about the engine is done by Turn.
+  absl::Status Calibrate(Calibration how, const AutoBatch& choice);
+  const BatchLimits& limits() const { return limits_; }
+  const IterationCost& cost() const { return cost_; }
 
   // Blocks until there is news, the next deadline of a request, or the next heartbeat.
   void Wait();
@@ -109,7 +120,6 @@ class LoopCore {
   Policy& policy_;
   Ledger& ledger_;
   const TimeSource& time_;
-  const BatchLimits limits_;
   const std::chrono::milliseconds heartbeat_;
   const Clock::duration max_ttft_;
   const bool recover_;
@@ -117,11 +127,13 @@ class LoopCore {
   const Clock::time_point began_;
 
   // Confined to the loop's thread.
+  BatchLimits limits_;
   Planner planner_;
   const std::function<KvSlotManager::Found(const Request&)> cached_;  // of policies' views
   PageFetches fetches_;
   Clock::time_point fetches_due_ = Clock::time_point::max();
   Delivery delivery_;
+  IterationCost cost_;
   FirstTokenForecast forecast_;
   Clock::time_point now_;          // of this turn
   Clock::time_point last_submit_;  // of a plan, heartbeats included

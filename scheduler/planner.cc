@@ -50,12 +50,23 @@ std::vector<SequencePages*> TablesOf(Request& request) {
 
 }  // namespace
 
+IterationWork WorkOf(const IterationPlan& plan) {
+  IterationWork work = 0;
+  for (const Step& step : plan.steps) {
+    const auto rows = static_cast<double>(step.num_tokens);
+    work.rows += rows;
+    work.positions += rows * (static_cast<double>(step.first_position) + (rows + 1) / 2);
+    work.samples += static_cast<double>(step.outputs.size());
+  }
+  return work;
+}
+
 void PlanInFlight::Clear() {
   steps.clear();
   requests.clear();
   members.clear();
   stores.clear();
-  rows = 0;
+  work = 0;
   schedule = 0;
   idle = 0;
   behind = false;

@@ -20,6 +20,7 @@
 
 #include "engine/kv/kv_slot_manager.h"
 #include "engine/plan/iteration_plan.h"
+#include "scheduler/iteration_cost.h"
 #include "scheduler/ledger.h"
 #include "scheduler/policy.h"
 
@@ -38,13 +39,15 @@ struct PlanInFlight {
   std::vector<Request*> requests;     // with at least one step, in arrival order
   std::vector<LedgerMember> members;  // one per request
   std::vector<PageName> stores;       // of the plan's page stores
-  int64_t rows = 0;
+  IterationWork work = 0;
   double schedule = 0;  // seconds, as in LedgerRecord
   double idle = 0;
   bool behind = false;  // another plan with steps was in flight when it was submitted
 
   void Clear();
 };
+
+IterationWork WorkOf(const IterationPlan& plan);
 
 class Planner {
  public:

@@ -16,9 +16,10 @@ ServingLoop::ServingLoop(Engine& engine, KvSlotManager& kv, RequestPool& pool, P
 
 ServingLoop::~ServingLoop() { Stop(absl::UnavailableError("the server is stopping")); }
 
-absl::Status ServingLoop::Start() {
+absl::Status ServingLoop::Start(const std::function<void(LoopCore&)>& measure) {
   TREADLE_CHECK(!stopped_ && !thread_.joinable());
   TREADLE_RETURN_IF_ERROR(engine_.Start([bell = bell_] { bell->Ring(); }));
+  if (measure) measure(core_);
   try {
     thread_ = std::thread([this] { Run(); });
   } catch (const std::system_error& error) {

@@ -23,8 +23,8 @@ class ServingLoop {
               const TimeSource& time, const Options& options);
   ~ServingLoop();  // stops
 
-  // Starts the engine and the loop's thread.
-  absl::Status Start();
+  // Starts the engine and the loop's thread. `measure`: called between the two.
+  absl::Status Start(const std::function<void(LoopCore&)>& measure = {});
   // Ends every request that is left with `status` and joins the thread. Idempotent.
   void Stop(absl::Status status);
   // Waits until the pool is draining and empty; false if `deadline` came first.

@@ -24,7 +24,7 @@ void Speculation::NoteToken(const Request& request, Sequence& sequence) const {
 // The probability above which one more row is worth its time, in an iteration of so many rows that
 // brings so many tokens.
 double Speculation::Worth(double tokens, double rows) const {
-  return cost_.per_row() * tokens / cost_.Of(rows);
+  return cost_.per_token() * tokens / cost_.Of({rows, 0, rows});
 }
 
 // The last token that the request may have is nobody's input.
@@ -49,8 +49,8 @@ std::vector<DraftModel::Wanted> Speculation::WorthDrafting(std::span<const Promi
     wanted.push_back({one.drafter, 0});
     reached.push_back(1);
   }
-  double seconds = cost_.Of(rows), room = static_cast<double>(limits_.max_batch_tokens) - rows;
-  const double per_row = cost_.per_row() + model_->cost().per_row();
+  double seconds = cost_.Of({rows, 0, rows}), room = static_cast<double>(limits_.max_batch_tokens) - rows;
+  const double per_row = cost_.per_token() + model_->cost().per_token();
   for (int32_t ahead = 0; ahead < kMaxDraft; ++ahead) {
     std::vector<size_t> worth;
     double gain = 0;
@@ -62,7 +62,7 @@ std::vector<DraftModel::Wanted> Speculation::WorthDrafting(std::span<const Promi
       gain += right;
     }
     const auto more = static_cast<double>(worth.size());
-    const double step = model_->cost().Of(more) + cost_.per_row() * more;
+    const double step = model_->cost().Of({more, 0, more}) + cost_.per_token() * more;
     if (gain * seconds <= step * tokens) break;
     for (const size_t i : worth) {
       ++wanted[i].count;

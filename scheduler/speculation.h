@@ -18,10 +18,10 @@
 #include <span>
 #include <utility>
 
+#include "scheduler/iteration_cost.h"
 #include "scheduler/policy.h"
 #include "scheduler/request/drafter.h"
 #include "scheduler/speculation/draft_model.h"
-#include "scheduler/speculation/iteration_cost.h"
 
 namespace treadle {
 
@@ -29,13 +29,14 @@ class Speculation {
  public:
   static constexpr int32_t kMaxDraft = 15;  // a step of 16 rows
 
-  // `model`: of the requests that want one (Speculate::kDraft); null: there is none.
-  Speculation(MakeDrafter make, const BatchLimits& limits, DraftModel* model = nullptr)
-      : make_(std::move(make)), limits_(limits), model_(model) {}
+  // `limits` and `cost` outlive it, and may change. `model`: of the requests that want one
+  // (Speculate::kDraft); null: there is none.
+  Speculation(MakeDrafter make, const BatchLimits& limits, const IterationCost& cost,
+              DraftModel* model = nullptr)
+      : make_(std::move(make)), limits_(limits), cost_(cost), model_(model) {}
 
   // The sequence's output has another token.
   void NoteToken(const Request& request, Sequence& sequence) const;
-  void NoteIteration(int64_t rows, double seconds) { cost_.Note(rows, seconds); }
 
   // Some sequence in a plan in flight has guesses that are being verified, or that a plan of these
   // requests would verify if it had the result.
@@ -60,9 +61,9 @@ class Speculation {
   static int32_t MostGuesses(const Request& request, const Sequence& sequence);
 
   const MakeDrafter make_;
-  const BatchLimits limits_;
+  const BatchLimits& limits_;
+  const IterationCost& cost_;
   DraftModel* const model_;
-  IterationCost cost_;
 };
 
 }  // namespace treadle

@@ -264,12 +264,19 @@ const std::vector<ServeFlag>& ServeFlags() {
        "file of the tokens that scrapes need, one per line, read again when it changes", kServing,
        kOwn, Text(&O::metrics_token_file)},
       Group("Scheduling"),
-      {"--max-batch-size", "most sequences in one iteration", kEngine, kServer,
-       Integer(&O::max_batch_size, 1, 65536)},
+      {"--max-batch-size",
+       "most sequences in one iteration; auto: by what iterations cost here, measured at start, so "
+       "many that twice as many would bring less than 10 % more tokens/s",
+       kEngine, kServer, Integer(&O::max_batch_size, 1, 65536, "auto")},
       {"--max-batch-tokens",
-       "most tokens in one iteration; longer prompts are split; "
-       "auto: 64 (on GPUs 512), or twice --max-batch-size if that is more",
+       "most tokens in one iteration; longer prompts are split; auto: as many as --target-itl "
+       "allows, "
+       "up to 512",
        kEngine, kServer, Integer(&O::max_batch_tokens, 2, 1 << 20, "auto")},
+      {"--target-itl",
+       "time between two tokens of a stream beside long prompts, such as 100ms, which decides what "
+       "--max-batch-tokens auto is",
+       kServing, kServer, Duration(&O::target_itl)},
       {"--max-queue", "most requests that wait; further ones get RESOURCE_EXHAUSTED", kServing,
        kServer, Integer(&O::max_queue, 1, kMany)},
       {"--max-context", "most tokens of one sequence, prompt and answer; 0: what the model allows",
@@ -605,11 +612,6 @@ absl::Status CheckPrefixCacheDisk(const ServeOptions& options) {
 }
 
 }  // namespace
-
-int64_t BatchTokens(const ServeOptions& options, bool cuda) {
-  if (options.max_batch_tokens > 0) return options.max_batch_tokens;
-  return std::max<int64_t>(2 * options.max_batch_size, cuda ? kDefaultBatchTokens : 64);
-}
 
 absl::Status CheckServeOptions(const ServeOptions& options) {
   if (options.model.empty()) {

@@ -52,8 +52,9 @@ struct ServeOptions {
   std::vector<std::string> http_allow_origins;    // of pages of others that may ask; "*": all
   std::string metrics_listen = "127.0.0.1:9400";  // "none": no metrics server
   MetricsDialect metrics_dialect = MetricsDialect::kTreadle;
-  int64_t max_batch_size = kDefaultBatchSize;
-  int64_t max_batch_tokens = 0;  // 0: auto, see BatchTokens
+  int64_t max_batch_size = 0;                     // 0: auto (scheduler/batch_sizes.h)
+  int64_t max_batch_tokens = 0;                   // 0: auto
+  std::chrono::milliseconds target_itl{100};
   int64_t max_queue = 1024;
   int64_t max_context = 0;  // 0: the model's
   int64_t kv_memory = 0;    // bytes; 0: auto
@@ -159,11 +160,6 @@ inline constexpr char kFirstFlags[] = "What matters first";
 // Adds the flags (all, or those of the engine) to a command, which then takes the model without its
 // flag, too; a bad value is a CLI::ValidationError.
 void AddServeFlags(CLI::App& command, ServeOptions& options, bool engine_only = false);
-
-// The max_batch_tokens, with `auto` resolved. A larger iteration uses the weights better and
-// makes everybody's next token wait longer. CPUs compute at their full rate from some ten rows on:
-// as many tokens for prompts as for decoding sequences, and at least 64 in all. GPUs want hundreds.
-int64_t BatchTokens(const ServeOptions& options, bool cuda);
 
 // Checks that concern several options, for instance max_batch_tokens > max_batch_size.
 absl::Status CheckServeOptions(const ServeOptions& options);

@@ -1,6 +1,7 @@
 #include "server/serving_stack.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "base/status.h"
@@ -53,9 +54,11 @@ ServingStack::ServingStack(ServedModel model, std::unique_ptr<Engine> engine,
       kv_(model_.kv_pages, model_.paging, PartOf(model_.kv_pages, options.prefix_cache),
           kv_events_.get(), options.page_files.get()),
       pool_(options.max_queue) {
+  if (options_.max_candidates == 0) options_.max_candidates = options_.max_batch_size;
   const ServingLoop::Options loop_options = {
       .limits = {.max_batch_size = options.max_batch_size,
                  .max_batch_tokens = options.max_batch_tokens},
+      .position_share = options.position_share,
       .draft_model = draft_.get(),
       .max_ttft = options.max_ttft,
       .recover = options.recover,
@@ -66,7 +69,33 @@ ServingStack::ServingStack(ServedModel model, std::unique_ptr<Engine> engine,
 
 absl::Status ServingStack::Start() {
   if (draft_) TREADLE_RETURN_IF_ERROR(draft_->Start());
-  return loop_->Start();
+  if (!options_.measure) return loop_->Start();
+  return loop_->Start([this](LoopCore& core) {
+    const absl::Status status = core.Calibrate({.paging = model_.paging,
+                                                .pages = model_.kv_pages,
+                                                .vocab = model_.vocab,
+                                                .max_context = model_.max_context},
+                                               options_.batch);
+    options_.max_batch_size = core.limits().max_batch_size;
+    options_.max_batch_tokens = core.limits().max_batch_tokens;
+    if (!options_.batch.any()) return;
+    chosen_ = Str("at most ", options_.max_batch_size, " sequences and ", options_.max_batch_tokens,
+                  " tokens in one iteration");
+    if (!status.ok()) {
+      chosen_ += Str(", for nothing could be measured: ", status.message());
+      return;
+    }
+    const AutoBatch& batch = options_.batch;
+    const auto ms = [](double seconds) { return std::llround(seconds * 1e3); };
+    const auto rows = static_cast<double>(options_.max_batch_size);
+    const auto positions = rows * static_cast<double>(batch.context);
+    chosen_ += Str(": by ", core.cost().noted(), " iterations, one of that many sequences takes ",
+                   ms(core.cost().Of({rows, positions, rows})), " ms, of twice as many ",
+                   ms(core.cost().Of({2 * rows, 2 * positions, 2 * rows})),
+                   " ms, and of that many tokens ",
+                   ms(FullIteration(core.cost(), core.limits(), batch.context)),
+                   " ms (--target-itl is ", ms(batch.target_itl), " ms)");
+  });
 }
 
 ServingStack::~ServingStack() { Stop(absl::UnavailableError("the server is stopping")); }

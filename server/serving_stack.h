@@ -15,6 +15,7 @@
 #include "engine/kv/kv_slot_manager.h"
 #include "engine/kv/page_files.h"
 #include "engine/plan/defaults.h"
+#include "scheduler/batch_sizes.h"
 #include "scheduler/ledger.h"
 #include "scheduler/policy.h"
 #include "scheduler/request/request_pool.h"
@@ -33,6 +34,11 @@ struct SchedulingOptions {
   std::shared_ptr<PageFiles> page_files;  // the prefix cache's second tier; null: none
   bool kv_events = false;                 // who asks is told what the prefix cache holds
   Clock::duration max_ttft{0};
+  // Iterations are measured before the first request, and what `batch` says is chosen by that.
+  bool measure = false;
+  AutoBatch batch = {};
+  double position_share = 0;   // as IterationCost
+  int64_t max_candidates = 0;  // of a request; 0: max_batch_size, whatever is chosen
   // As ServingLoop::Options.
   bool recover = true;
   std::function<void(const absl::Status&)> give_up = {};
@@ -46,7 +52,9 @@ class ServingStack {
       std::unique_ptr<DraftModel> draft = nullptr);
   ~ServingStack();  // stops
 
+  // Afterwards options() has the limits that were chosen, and chosen() says why.
   absl::Status Start();
+  const std::string& chosen() const { return chosen_; }  // empty: nothing was
   // Refuses new requests and waits until all accepted ones ended; false if `deadline` came first.
   bool Drain(Clock::time_point deadline);
   // Ends what is left with `status`. Idempotent.
@@ -74,7 +82,8 @@ class ServingStack {
                const SchedulingOptions& options, std::unique_ptr<DraftModel> draft);
 
   const ServedModel model_;
-  const SchedulingOptions options_;
+  SchedulingOptions options_;  // constant after Start
+  std::string chosen_;
   const std::unique_ptr<Engine> engine_;
   const std::unique_ptr<DraftModel> draft_;
   const std::unique_ptr<Policy> policy_;

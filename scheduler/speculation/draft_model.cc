@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/status.h"
+#include "scheduler/planner.h"
 #include "scheduler/speculation/ngram_drafter.h"
 
 namespace treadle {
@@ -139,8 +140,9 @@ absl::Status DraftModel::Measure() {
       step.tokens.assign(static_cast<size_t>(rows), 0);
       step.outputs = {{.row = step.num_tokens - 1, .sample = true}};
       plan.steps.push_back(std::move(step));
+      const IterationWork work = WorkOf(plan);
       TREADLE_ASSIGN_OR_RETURN(const auto results, Run({std::move(plan)}));
-      if (time > 0) NoteCost(rows, results[0]);
+      if (time > 0) NoteCost(work, results[0]);
     }
   }
   kv_.Release(start.pages);
@@ -148,8 +150,8 @@ absl::Status DraftModel::Measure() {
   return absl::OkStatus();
 }
 
-void DraftModel::NoteCost(int64_t rows, const IterationResult& result) {
-  cost_.Note(rows, result.timings.compute + result.timings.sample);
+void DraftModel::NoteCost(const IterationWork& work, const IterationResult& result) {
+  cost_.Note(work, result.timings.compute + result.timings.sample);
 }
 
 std::unique_ptr<Drafter> DraftModel::Make(const Request& request, const Sequence& sequence) {
@@ -235,8 +237,8 @@ void DraftModel::Draft(std::span<const Wanted> wanted) {
     releases_ = std::move(plans[0].releases);
     return;
   }
-  std::vector<int64_t> rows;
-  for (const IterationPlan& plan : plans) rows.push_back(plan.num_tokens());
+  std::vector<IterationWork> work;
+  for (const IterationPlan& plan : plans) work.push_back(WorkOf(plan));
   const auto results = Run(std::move(plans));
   if (!results.ok()) {
     failed_ = true;
@@ -245,7 +247,7 @@ void DraftModel::Draft(std::span<const Wanted> wanted) {
     return;
   }
   for (size_t i = 0; i < results->size(); ++i) {
-    NoteCost(rows[i], (*results)[i]);
+    NoteCost(work[i], (*results)[i]);
     auto drafter = guessing[i].begin();
     for (const StepResult& step : (*results)[i].steps) {
       for (const RowResult& row : step.outputs) {

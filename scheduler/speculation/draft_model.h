@@ -30,9 +30,9 @@
 #include "base/sync.h"
 #include "engine/engine.h"
 #include "engine/kv/kv_slot_manager.h"
+#include "scheduler/iteration_cost.h"
 #include "scheduler/request/drafter.h"
 #include "scheduler/request/request.h"
-#include "scheduler/speculation/iteration_cost.h"
 
 namespace treadle {
 
@@ -74,7 +74,7 @@ class DraftModel {
   using Guessing = std::vector<std::vector<ModelDrafter*>>;
 
   absl::Status Measure();
-  void NoteCost(int64_t rows, const IterationResult& result);
+  void NoteCost(const IterationWork& work, const IterationResult& result);
   bool Admit(ModelDrafter& drafter, IterationPlan& plan);
   void Release(ModelDrafter& drafter);
   std::vector<IterationPlan> Plan(std::span<const Wanted> wanted, Guessing& guessing);

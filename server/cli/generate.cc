@@ -155,7 +155,7 @@ absl::Status GenerateInProcess(const ServeOptions& options, std::chrono::millise
   SessionEnvironment environment{
       .model = stack->model(),
       .pool = stack->pool(),
-      .limits = {.max_batch_size = options.max_batch_size,
+      .limits = {.max_batch_size = stack->options().max_candidates,
                  .default_max_new_tokens = static_cast<int32_t>(options.default_max_new_tokens)},
       .request_log = RequestLog({}, stack->model().name)};
   Caller caller;

@@ -369,6 +369,14 @@ absl::StatusOr<std::string> NumericsKey(const ServeOptions& options, const Check
   return key;
 }
 
+// An iteration of one row reads all weights; a position adds its K and V.
+double PositionShare(const OpenedModel& opened) {
+  int64_t bytes = 0;
+  for (const PageKind kind : kPageKinds) bytes += opened.kv.bytes_per_token[kind];
+  return static_cast<double>(bytes) /
+         static_cast<double>(std::max<uint64_t>(opened.weight_bytes, 1));
+}
+
 }  // namespace
 
 absl::StatusOr<CheckedModel> CheckModel(const ServeOptions& given) {
@@ -398,7 +406,11 @@ absl::StatusOr<CheckedModel> CheckModel(const ServeOptions& given) {
                              ", or --prefix-cache-disk none");
     }
   }
-  options.max_batch_tokens = BatchTokens(options, devices.cuda());
+  // The engine is made for what auto may choose, and the K/V cache for as many requests as ever.
+  if (options.max_batch_tokens == 0) {
+    options.max_batch_tokens = std::max(2 * options.max_batch_size, kDefaultBatchTokens);
+  }
+  if (options.max_batch_size == 0) options.max_batch_size = kDefaultBatchSize;
   if (options.max_context == 0) options.max_context = config.context;
   TREADLE_RETURN_IF_ERROR(CheckWeightsFit(*checkpoint, options, devices, options.max_context));
   TREADLE_ASSIGN_OR_RETURN(auto draft, CheckDraftModel(options, *checkpoint));
@@ -473,14 +485,32 @@ absl::StatusOr<OpenedModel> OpenModel(const CheckedModel& checked,
   return opened;
 }
 
+void ChooseBatchAtStart(const ServeOptions& options, const OpenedModel& opened,
+                        SchedulingOptions& scheduling) {
+  AutoBatch& batch = scheduling.batch;
+  batch.size = options.max_batch_size == 0;
+  batch.tokens = options.max_batch_tokens == 0;
+  batch.target_itl = std::chrono::duration<double>(options.target_itl).count();
+  batch.context = std::min(batch.context, opened.served.max_context);
+  const PageCounts each = opened.served.paging.PagesFor(batch.context);
+  for (const PageKind kind : kPageKinds) {
+    if (each[kind] == 0) continue;
+    batch.most_size = std::min(batch.most_size, opened.served.kv_pages[kind] / each[kind]);
+  }
+  scheduling.measure = batch.any() || options.max_ttft.count() > 0;
+}
+
 SchedulingOptions SchedulingFrom(const ServeOptions& options, const OpenedModel& opened) {
   SchedulingOptions scheduling;
-  scheduling.max_batch_size = options.max_batch_size;
   scheduling.max_batch_tokens = opened.max_batch_tokens;
+  scheduling.max_batch_size = options.max_batch_size > 0
+                                  ? options.max_batch_size
+                                  : std::min(kDefaultBatchSize, opened.max_batch_tokens - 1);
   scheduling.max_queue = options.max_queue;
   scheduling.policy = options.policy;
   scheduling.kv_events = options.kv_events;
   scheduling.max_ttft = options.max_ttft;
+  scheduling.position_share = PositionShare(opened);
   if (!options.prefix_cache) {
     scheduling.prefix_cache = 0;
   } else if (options.prefix_cache_memory > 0) {

@@ -61,6 +61,10 @@ absl::StatusOr<OpenedModel> OpenModel(const CheckedModel& checked,
 // Checks and opens the model of `options`, and shows on stderr how far it is.
 absl::StatusOr<OpenedModel> OpenModel(const ServeOptions& options);
 
+// With the default batch sizes where the options say auto.
 SchedulingOptions SchedulingFrom(const ServeOptions& options, const OpenedModel& opened);
+// Adds that iterations are measured at start, and sizes that are auto chosen by that.
+void ChooseBatchAtStart(const ServeOptions& options, const OpenedModel& opened,
+                        SchedulingOptions& scheduling);
 
 }  // namespace treadle

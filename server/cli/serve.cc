@@ -135,16 +135,14 @@ void Introduce(const OpenedModel& opened, Log& log) {
                 opened.weight_bytes / 1e6);
   log.Write({.name = "model_loaded",
              .message = Str(model.name, " (", model.architecture, "), ", sizes, "; ", model.backend,
-                            "; ", opened.kv.ToString(), "; ", opened.max_batch_tokens,
-                            " tokens in one iteration"),
+                            "; ", opened.kv.ToString()),
              .fields = {{"model", model.name},
                         {"architecture", model.architecture},
                         {"parameters", model.parameters},
                         {"weight_bytes", static_cast<int64_t>(opened.weight_bytes)},
                         {"backend", model.backend},
                         {"kv_pages", model.kv_pages[PageKind::kWhole]},
-                        {"kv_window_pages", model.kv_pages[PageKind::kWindow]},
-                        {"max_batch_tokens", opened.max_batch_tokens}}});
+                        {"kv_window_pages", model.kv_pages[PageKind::kWindow]}}});
 }
 
 // The settings that `options` left open, and their values now.
@@ -157,7 +155,6 @@ LogEvent Chosen(const ServeOptions& options, const OpenedModel& opened) {
   };
   add(options.device == DeviceChoice::kAuto, "device", std::string(opened.cuda ? "cuda" : "cpu"));
   add(options.threads == 0 && options.workers.empty(), "threads", int64_t{opened.threads});
-  add(options.max_batch_tokens == 0, "max-batch-tokens", opened.max_batch_tokens);
   add(options.max_context == 0, "max-context", opened.served.max_context);
   add(options.kv_memory == 0, "kv-memory", ShowBytes(opened.kv.bytes));
   return event;
@@ -242,6 +239,7 @@ absl::StatusOr<int> Serve(const ServeOptions& options, std::string configuration
 
   std::promise<absl::Status> given_up;
   SchedulingOptions scheduling = SchedulingFrom(options, opened);
+  ChooseBatchAtStart(options, opened, scheduling);
   if (options.remote() && options.on_worker_loss == OnWorkerLoss::kFail) {
     scheduling.give_up = [&](const absl::Status& reason) {
       given_up.set_value(reason);
@@ -285,6 +283,13 @@ absl::StatusOr<int> Serve(const ServeOptions& options, std::string configuration
                                                         .log = log.sink()}));
   }
   TREADLE_RETURN_IF_ERROR(stack->Start());
+  log.Write({.name = "batch_sizes",
+             .message = stack->chosen().empty()
+                            ? Str("at most ", stack->options().max_batch_size, " sequences and ",
+                                  stack->options().max_batch_tokens, " tokens in one iteration")
+                            : stack->chosen(),
+             .fields = {{"max_batch_size", stack->options().max_batch_size},
+                        {"max_batch_tokens", stack->options().max_batch_tokens}}});
 
   TREADLE_ASSIGN_OR_RETURN(
       std::unique_ptr<InferenceServer> server,

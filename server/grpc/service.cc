@@ -176,11 +176,12 @@ struct InferenceServer::State {
                     .follower = follower,
                     .sessions = {.model = stack.model(),
                                  .pool = stack.pool(),
-                                 .limits = {.max_batch_size = stack.options().max_batch_size,
+                                 .limits = {.max_batch_size = stack.options().max_candidates,
                                             .default_max_new_tokens =
                                                 options.default_max_new_tokens,
                                             .pooling = options.pooling,
                                             .speculate = options.speculate},
+                                 .running_limit = stack.options().max_batch_size,
                                  .stall_timeout = options.stream_stall_timeout,
                                  .keys = options.keys,
                                  .request_log = RequestLog(options.request_log, stack.model().name),

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/retry_after.h"
 #include "base/status.h"
 #include "base/utf8.h"
 #include "server/grpc/rpc_details.pb.h"
@@ -29,7 +30,6 @@ using google::protobuf::io::CodedInputStream;
 constexpr size_t kMaxMessageBytes = 1024;
 constexpr size_t kMaxShortBytes = 512 << 10;
 // A client that was refused because the queue is full should wait this long.
-constexpr int kRetryDelaySeconds = 1;
 
 // Fields that no version of the protocol had; the parser keeps each of them.
 constexpr int64_t kMaxUnknownFields = 1024;
@@ -192,7 +192,7 @@ grpc::Status ToGrpcStatus(const absl::Status& status) {
   const std::string message = Cut(std::string(status.message()), kMaxMessageBytes);
   if (code != grpc::StatusCode::RESOURCE_EXHAUSTED) return grpc::Status(code, message);
   rpc::RetryInfo retry;
-  retry.mutable_retry_delay()->set_seconds(kRetryDelaySeconds);
+  retry.mutable_retry_delay()->set_seconds(RetryAfterSeconds(status));
   rpc::Status details;
   details.set_code(code);
   details.set_message(message);

@@ -6,6 +6,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_replace.h"
+#include "base/retry_after.h"
 #include "base/status.h"
 #include "base/utf8.h"
 #include "server/openai/json/json_text.h"
@@ -14,7 +15,6 @@ namespace treadle {
 namespace {
 
 constexpr size_t kMaxMessageBytes = 1024;  // as gRPC's
-constexpr char kRetrySeconds[] = "1";
 
 struct Meaning {
   absl::StatusCode status;
@@ -78,13 +78,13 @@ std::string ParamOf(const std::string& message) {
 }
 
 HttpResponse Error(int http, const std::string& message, const char* type, const char* code,
-                   const std::string& param) {
+                   const std::string& param, int64_t retry_seconds = 1) {
   HttpResponse response{.code = http, .content_type = "application/json"};
   response.body =
       Str(R"({"error":{"message":)", JsonString(Cut(message, kMaxMessageBytes)), R"(,"type":")",
           type, R"(","param":)", param.empty() ? "null" : JsonString(param), R"(,"code":)",
           code == nullptr ? "null" : JsonString(code), "}}");
-  if (http == 429 || http == 503) response.headers = {{"Retry-After", kRetrySeconds}};
+  if (http == 429 || http == 503) response.headers = {{"Retry-After", Str(retry_seconds)}};
   return response;
 }
 
@@ -96,7 +96,7 @@ HttpResponse OpenAiError(const absl::Status& status, OpenAiKind kind, std::strin
   if (meaning.http == 401) absl::StrReplaceAll({{"the metadata '", "the header '"}}, &message);
   if (meaning.http != 400) {
     return Error(meaning.http, message, meaning.type, meaning.code,
-                 meaning.http == 404 ? "model" : "");
+                 meaning.http == 404 ? "model" : "", RetryAfterSeconds(status));
   }
   const bool chat = kind != OpenAiKind::kCompletion && kind != OpenAiKind::kEmbedding;
   for (const auto& [start, end] : kStarts) {

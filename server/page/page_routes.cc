@@ -121,7 +121,7 @@ HttpRoute TimelineRoute(LedgerFollower& follower, const SessionEnvironment& sess
               return reply->Send(OpenAiError(absl::ResourceExhaustedError(
                   Str(kTimelineReaders, " readers of /timeline are there, expected fewer"))));
             }
-            reader->Begin(Str("{\"running_limit\":", sessions.limits.max_batch_size,
+            reader->Begin(Str("{\"running_limit\":", sessions.running_limit,
                               ",\"queue_limit\":", sessions.pool.Load().queue_limit, "}\n"));
           }};
 }

@@ -73,6 +73,7 @@ struct SessionEnvironment {
   const ServedModel& model;
   RequestPool& pool;
   const RequestLimits limits = {};
+  const int64_t running_limit = limits.max_batch_size;    // sequences in one iteration
   const std::chrono::milliseconds stall_timeout{60'000};  // of one write
   const ApiKeys* const keys = nullptr;                    // null: everybody may call
   const RequestLog request_log;

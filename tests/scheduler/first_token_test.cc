@@ -10,6 +10,7 @@
 #include <deque>
 #include <map>
 
+#include "base/retry_after.h"
 #include "kernels/op_cases/random.h"
 #include "tests/scheduler/loop_harness.h"
 
@@ -23,44 +24,82 @@ constexpr double kPerIteration = 0.003, kPerRow = 0.0005;
 
 double CostOf(int64_t rows) { return kPerIteration + kPerRow * static_cast<double>(rows); }
 
-TEST(IterationCosts, IterationsThatWereInterruptedDoNotCount) {
+TEST(IterationCost, IterationsThatWereInterruptedDoNotCount) {
   Random random(1);
   for (int round = 0; round < 100; ++round) {
-    IterationCosts costs;
-    for (size_t i = 0; i < IterationCosts::kKept; ++i) {
+    IterationCost cost;
+    for (size_t i = 0; i < 128; ++i) {
       const int64_t rows = 1 + random.Below(64);
       const bool interrupted = random.Below(5) == 0;
-      costs.Note(rows,
-                 CostOf(rows) * (interrupted ? 20 + static_cast<double>(random.Below(80)) : 1));
+      cost.Note(rows,
+                CostOf(rows) * (interrupted ? 20 + static_cast<double>(random.Below(80)) : 1));
     }
-    const auto line = costs.Fit();
-    ASSERT_TRUE(line.has_value());
-    EXPECT_NEAR(line->per_iteration, kPerIteration, 0.05 * kPerIteration) << "round " << round;
-    EXPECT_NEAR(line->per_row, kPerRow, 0.05 * kPerRow) << "round " << round;
+    ASSERT_TRUE(cost.known());
+    EXPECT_NEAR(cost.per_iteration(), kPerIteration, 0.05 * kPerIteration) << "round " << round;
+    EXPECT_NEAR(cost.per_row(), kPerRow, 0.05 * kPerRow) << "round " << round;
   }
 }
 
-TEST(IterationCosts, FollowWhatIterationsCostNow) {
-  IterationCosts costs;
-  for (int i = 0; i < 1000; ++i) costs.Note(1 + i % 9, CostOf(1 + i % 9));
-  for (size_t i = 0; i < IterationCosts::kKept; ++i) {
+TEST(IterationCost, FollowsWhatIterationsCostNow) {
+  IterationCost cost;
+  for (int i = 0; i < 1000; ++i) cost.Note(1 + i % 9, CostOf(1 + i % 9));
+  for (size_t i = 0; i < 160; ++i) {
     const auto rows = static_cast<int64_t>(1 + i % 9);
-    costs.Note(rows, 3 * CostOf(rows));
+    cost.Note(rows, 3 * CostOf(rows));
   }
-  EXPECT_NEAR(costs.Fit()->Of(5), 3 * CostOf(5), 1e-6);
+  EXPECT_NEAR(cost.Of(5), 3 * CostOf(5), 1e-6);
 }
 
-TEST(IterationCosts, AreNeverNegativeAndNotKnownFromTheFirstOn) {
-  IterationCosts costs;
-  for (size_t i = 0; i + 1 < IterationCosts::kEnough; ++i) costs.Note(7, 0.1);
-  EXPECT_FALSE(costs.Fit().has_value());
-  costs.Note(7, 0.1);
-  EXPECT_NEAR(costs.Fit()->Of(7), 0.1, 1e-9);  // of one number of rows alone
+TEST(IterationCost, IsNeverNegativeAndNotKnownFromTheFirstOn) {
+  IterationCost cost;
+  for (size_t i = 0; i + 1 < IterationCost::kEnough; ++i) cost.Note(7, 0.1);
+  EXPECT_FALSE(cost.known());
+  cost.Note(7, 0.1);
+  EXPECT_TRUE(cost.known());
+  EXPECT_NEAR(cost.Of(7), 0.1, 1e-9);  // of one number of rows alone
   for (int64_t rows = 1; rows <= 64; ++rows) {
-    costs.Note(rows, 0.1 / static_cast<double>(rows));
-    EXPECT_GE(costs.Fit()->per_row, 0);
-    EXPECT_GE(costs.Fit()->per_iteration, 0);
+    cost.Note(rows, 0.1 / static_cast<double>(rows));
+    EXPECT_GE(cost.per_row(), 0);
+    EXPECT_GE(cost.per_iteration(), 0);
   }
+}
+
+TEST(IterationCost, RemembersAPromptWhileSingleTokensRun) {
+  IterationCost cost;
+  for (int i = 0; i < 4; ++i) cost.Note(64, CostOf(64));
+  for (int i = 0; i < 10000; ++i) cost.Note(1, CostOf(1));
+  EXPECT_NEAR(cost.Of(64), CostOf(64), 1e-3 * CostOf(64));
+}
+
+// Rows of prompts are cheaper than those that tokens are sampled after.
+TEST(IterationCost, CountsTheSamples) {
+  constexpr double kPerSample = 0.0004;
+  IterationCost cost;
+  for (int i = 0; i < 200; ++i) {
+    const double rows = 1 + i % 32;
+    cost.Note({rows, 0, rows}, CostOf(1 + i % 32) + kPerSample * rows);
+    cost.Note({64, 0, 1}, CostOf(64) + kPerSample);
+  }
+  EXPECT_NEAR(cost.per_row(), kPerRow, 0.02 * kPerRow);
+  EXPECT_NEAR(cost.per_sample(), kPerSample, 0.02 * kPerSample);
+}
+
+TEST(IterationCost, CountsThePositionsThatAreRead) {
+  constexpr double kPerPosition = 2e-6;
+  IterationCost cost;
+  Random random(3);
+  for (int i = 0; i < 500; ++i) {
+    const int64_t rows = 1 + random.Below(32);
+    const auto positions = static_cast<double>(rows * random.Below(2000));
+    cost.Note({static_cast<double>(rows), positions}, CostOf(rows) + kPerPosition * positions);
+  }
+  EXPECT_NEAR(cost.per_row(), kPerRow, 0.01 * kPerRow);
+  EXPECT_NEAR(cost.per_position(), kPerPosition, 0.01 * kPerPosition);
+  // Where all are alike, a position costs its share of an iteration of one row.
+  IterationCost alike(0.001);
+  for (int i = 0; i < 50; ++i) alike.Note({1, 1}, 0.010);
+  EXPECT_NEAR(alike.per_position(), 1e-5, 1e-7);
+  EXPECT_NEAR(alike.Of({1, 1}), 0.010, 1e-6);
 }
 
 // A loop whose iterations cost what they cost above.
@@ -178,6 +217,41 @@ TEST(FirstTokens, ThatWouldComeTooLateAreRefusedAtOnce) {
   timed.End();
   EXPECT_EQ(small.status, absl::OkStatus());
   EXPECT_THAT(timed.harness.Mistakes(), IsEmpty());
+}
+
+// Whoever comes again when it was told to is accepted, if nobody else has come, and not much
+// before.
+TEST(FirstTokens, ARefusalSaysWhenToTryAgain) {
+  Timed timed("fcfs", std::chrono::seconds(2), 20'000);
+  timed.Learn();
+  for (int i = 0; i < 4; ++i) timed.Submit(4, 1200);  // a whole batch, for 1,200 x 5 ms
+  timed.Turn();
+  const auto ask = [&]() -> Client& {
+    Client& client = timed.Submit(100, 4);
+    timed.Turn();
+    return client;
+  };
+  const Client& late = ask();
+  ASSERT_EQ(late.status.code(), absl::StatusCode::kResourceExhausted);
+  const int64_t seconds = RetryAfterSeconds(late.status);
+  EXPECT_EQ(seconds, 5);  // 6 s and a little of a batch, less 2 s, rounded up
+  const auto asked = timed.harness.clock.Now();
+  while (timed.harness.clock.Now() < asked + std::chrono::seconds(seconds - 2)) timed.Go();
+  EXPECT_EQ(ask().status.code(), absl::StatusCode::kResourceExhausted);
+  while (timed.harness.clock.Now() < asked + std::chrono::seconds(seconds)) timed.Go();
+  EXPECT_FALSE(ask().ended);
+  timed.End();
+}
+
+// Single tokens have run for long, and before them one prompt: what a prompt costs is known.
+TEST(FirstTokens, OfAPromptAreForetoldAfterManySingleTokens) {
+  Timed timed("fcfs", std::chrono::hours(1));
+  timed.Submit(40, 1200);
+  timed.End();
+  const Client& prompt = timed.Submit(1000, 4);
+  timed.End();
+  EXPECT_NEAR(timed.Foretold(prompt), prompt.timings.first_token,
+              0.05 * prompt.timings.first_token);
 }
 
 TEST(FirstTokens, AreForetoldInThePolicysOrder) {

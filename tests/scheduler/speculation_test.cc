@@ -143,7 +143,9 @@ class Sure final : public Drafter {
 
 // The length of the draft of one of `batch` sequences that decode, in a plan of `most` rows.
 size_t DraftOf(double probability, int batch, int64_t most, int32_t max_new = 100) {
-  const Speculation speculation(MakeNgramDrafter, {.max_batch_tokens = most});
+  const BatchLimits limits{.max_batch_tokens = most};
+  const IterationCost cost;
+  const Speculation speculation(MakeNgramDrafter, limits, cost);
   std::vector<std::unique_ptr<Request>> requests;
   Selection selection;
   for (int i = 0; i < batch; ++i) {

@@ -92,8 +92,8 @@ TEST(Configuration, AListMayBeOneFlagOrSeveral) {
 
 TEST(Configuration, ABadFlagSaysNameValueAndExpectation) {
   const BadFlag bad[] = {
-      {"--max-batch-size 0", "--max-batch-size: is '0', expected a whole number from 1"},
-      {"--max-batch-size 4x", "is '4x', expected a whole number"},
+      {"--max-batch-size 0", "--max-batch-size: is '0', expected auto or a whole number from 1"},
+      {"--max-batch-size 4x", "is '4x', expected auto or a whole number"},
       {"--max-queue 99999999999999999999", "is '99999999999999999999', expected a whole number"},
       {"--kv-memory 2Q", "--kv-memory: is '2Q', expected auto or a size such as 2G"},
       {"--kv-memory -1", "expected auto or a size"},
@@ -141,7 +141,7 @@ TEST(Configuration, OptionsThatContradictEachOther) {
   ServeOptions options;
   EXPECT_THAT(std::string(CheckServeOptions(options).message()), HasSubstr("--model is missing"));
   options.model = "m";
-  options.max_batch_tokens = options.max_batch_size;
+  options.max_batch_size = options.max_batch_tokens = 32;
   EXPECT_THAT(std::string(CheckServeOptions(options).message()),
               HasSubstr("--max-batch-tokens is 32, expected more than --max-batch-size (32)"));
   options = {.model = "m", .max_request_bytes = 40 << 20};
@@ -272,18 +272,19 @@ TEST(Address, ReadsAndRejects) {
   }
 }
 
-TEST(Configuration, BatchTokensFollowTheBatchSize) {
+TEST(Configuration, BatchSizesAreAutoUnlessGiven) {
   ServeOptions options;
-  EXPECT_EQ(BatchTokens(options, /*cuda=*/false), 64);
-  EXPECT_EQ(BatchTokens(options, /*cuda=*/true), 512);
-  options.max_batch_size = 300;
-  EXPECT_EQ(BatchTokens(options, false), 600);
-  EXPECT_EQ(BatchTokens(options, true), 600);
-  options.max_batch_size = 1;
-  EXPECT_EQ(BatchTokens(options, false), 64);
-  options.max_batch_tokens = 40;
-  EXPECT_EQ(BatchTokens(options, false), 40);
-  EXPECT_EQ(BatchTokens(options, true), 40);
+  EXPECT_EQ(options.max_batch_size, 0);
+  EXPECT_EQ(options.max_batch_tokens, 0);
+  EXPECT_EQ(
+      Parse("--model m --max-batch-size auto --max-batch-tokens auto --target-itl 40ms", options),
+      "");
+  EXPECT_EQ(options.max_batch_size, 0);
+  EXPECT_EQ(options.target_itl, std::chrono::milliseconds(40));
+  // Fewer tokens than the default size has sequences are no contradiction.
+  options.max_batch_tokens = 20;
+  EXPECT_EQ(CheckServeOptions(options), absl::OkStatus());
+  EXPECT_THAT(Parse("--target-itl fast", options), HasSubstr("--target-itl: is 'fast', expected"));
 }
 
 }  // namespace

@@ -5,7 +5,9 @@
 
 #include <map>
 
+#include "base/retry_after.h"
 #include "server/grpc/inference.pb.h"
+#include "server/grpc/rpc_details.pb.h"
 
 namespace treadle {
 namespace {
@@ -84,6 +86,15 @@ TEST(WireFormat, RefusesManyUnknownFields) {
   // The right number of the field, but a number where a text belongs: the parser keeps it, too.
   EXPECT_THAT(ErrorOf(fields + "\x10\x01"), HasSubstr("1025 fields that are not known"));
   EXPECT_THAT(ErrorOf("\x7b\x7c"), HasSubstr("is not a message"));  // a group
+}
+
+// google.rpc.RetryInfo, field 1: a Duration with 7 in its field 1 (seconds).
+TEST(WireFormat, ARefusalSaysWhenToTryAgain) {
+  rpc::Status details;
+  const auto status = WithRetryAfter(absl::ResourceExhaustedError("late"), 6.2);
+  ASSERT_TRUE(details.ParseFromString(ToGrpcStatus(status).error_details()));
+  ASSERT_EQ(details.details_size(), 1);
+  EXPECT_EQ(details.details(0).value(), std::string("\x0a\x02\x08\x07"));
 }
 
 TEST(WireFormat, AValidMessageParses) {

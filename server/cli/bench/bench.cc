@@ -23,7 +23,8 @@ namespace {
 absl::StatusOr<std::string> RunIteration(ServeOptions serve, IterationBenchOptions options,
                                          bool json) {
   const int32_t largest = std::ranges::max(options.batch_sizes);
-  serve.max_batch_size = std::max<int64_t>(serve.max_batch_size, largest);
+  serve.max_batch_size =
+      std::max<int64_t>({serve.max_batch_size, kDefaultBatchSize, int64_t{largest}});
   if (serve.max_batch_tokens > 0) {
     serve.max_batch_tokens = std::max<int64_t>(serve.max_batch_tokens, largest + 1);
   }
@@ -81,7 +82,7 @@ absl::Status Record(ServeOptions serve, TimelineOptions options, const std::stri
   TREADLE_ASSIGN_OR_RETURN(const OpenedModel opened, OpenModel(serve));
   std::fprintf(stderr, "%s; %s\n", opened.served.name.c_str(), opened.served.backend.c_str());
   if (options.requests == 0) options.requests = static_cast<int32_t>(2 * serve.stages());
-  options.max_batch_size = serve.max_batch_size;
+  options.max_batch_size = SchedulingFrom(serve, opened).max_batch_size;
   options.max_batch_tokens = opened.max_batch_tokens;
   options.paging = opened.served.paging;
   options.total_pages = opened.served.kv_pages;

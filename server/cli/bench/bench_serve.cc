@@ -140,10 +140,13 @@ absl::Status ServeHere(ServeBenchOptions& options, std::vector<Replayed>& replay
   TREADLE_ASSIGN_OR_RETURN(OpenedModel opened, OpenModel(serve));
   std::fprintf(stderr, "%s; %s; %s\n", opened.served.name.c_str(), opened.served.backend.c_str(),
                opened.kv.ToString().c_str());
-  TREADLE_ASSIGN_OR_RETURN(const std::unique_ptr<ServingStack> stack,
-                           ServingStack::Create(std::move(opened.served), std::move(opened.engine),
-                                                SchedulingFrom(serve, opened)));
+  SchedulingOptions scheduling = SchedulingFrom(serve, opened);
+  ChooseBatchAtStart(serve, opened, scheduling);
+  TREADLE_ASSIGN_OR_RETURN(
+      const std::unique_ptr<ServingStack> stack,
+      ServingStack::Create(std::move(opened.served), std::move(opened.engine), scheduling));
   TREADLE_RETURN_IF_ERROR(stack->Start());
+  if (!stack->chosen().empty()) std::fprintf(stderr, "%s\n", stack->chosen().c_str());
   const ServedModel& model = stack->model();
   const std::unique_ptr<LoadTarget> target =
       LoadInProcess(stack->pool(), {model.max_context, model.vocab}, model.end_ids);

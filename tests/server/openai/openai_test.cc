@@ -12,6 +12,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_split.h"
+#include "base/retry_after.h"
 #include "base/status.h"
 #include "server/openai/openai_answer.h"
 #include "server/openai/openai_errors.h"
@@ -471,6 +472,8 @@ TEST(OpenAiErrors, StatusesHaveTheirCodes) {
   EXPECT_EQ(code(absl::UnknownError("")), 500);
   const HttpResponse full = OpenAiError(absl::ResourceExhaustedError("the queue is full"));
   EXPECT_THAT(full.headers, ElementsAre(testing::Pair("Retry-After", "1")));
+  EXPECT_THAT(OpenAiError(WithRetryAfter(absl::ResourceExhaustedError("late"), 6.2)).headers,
+              ElementsAre(testing::Pair("Retry-After", "7")));
   EXPECT_EQ(full.body,
             R"({"error":{"message":"the queue is full","type":"rate_limit_error","param":null,)"
             R"("code":"rate_limit_exceeded"}})");

@@ -73,9 +73,9 @@
 {{- fail (printf "model.path is %s, expected a path under model.mountPath (%s)" $m.path $m.mountPath) -}}
 {{- end -}}
 
-{{- $tokens := int (default 512 $v.server.maxBatchTokens) -}}
-{{- $size := int (default 32 $v.server.maxBatchSize) -}}
-{{- if le $tokens $size -}}
+{{- $tokens := int (default 0 $v.server.maxBatchTokens) -}}{{/* 0: auto */}}
+{{- $size := int (default 0 $v.server.maxBatchSize) -}}
+{{- if and $tokens (le $tokens $size) -}}
 {{- fail (printf "server.maxBatchTokens is %d, expected more than server.maxBatchSize (%d)" $tokens $size) -}}
 {{- end -}}
 {{- $limits := default dict $v.resources.limits -}}
