@@ -222,6 +222,11 @@ void FillLedgerRecord(const LedgerRecord& record, uint64_t lost, const ApiKey::T
   message.set_epoch(record.epoch);
   message.set_iteration(record.iteration);
   message.set_time(record.time);
+  for (const LedgerArrival& arrival : record.arrivals) {
+    v1::LedgerArrival* out = message.add_arrivals();
+    out->set_request(arrival.request);
+    out->set_prompt_tokens(arrival.prompt_tokens);
+  }
   for (const LedgerMember& member : record.members) {
     v1::LedgerMember* out = message.add_members();
     out->set_request(member.request);

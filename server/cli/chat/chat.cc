@@ -115,7 +115,7 @@ class Conversation {
     Prompt("> ");
     while (true) {
       const Lines::Event event = lines_.Next(line);
-      if (event == Lines::Event::kEnd) {
+      if (event == Lines::Event::kEnd || (event == Lines::Event::kInterrupt && !prompts_)) {
         if (prompts_) Print("\n");
         return std::nullopt;
       }
@@ -179,7 +179,7 @@ class Conversation {
     });
     bool stopped = false;
     while (const int signal = signals_.Wait()) {
-      ended_ |= signal == SIGTERM;
+      ended_ |= signal == SIGTERM || !prompts_;
       stopped = true;
       context.TryCancel();
     }
@@ -214,7 +214,7 @@ class Conversation {
   v1::GenerateRequest request_;
   std::string system_;
   v1::Chat turns_;
-  bool ended_ = false;  // by SIGTERM
+  bool ended_ = false;  // by SIGTERM, or by SIGINT where nobody types
   const bool prompts_ = isatty(STDIN_FILENO) != 0 && isatty(STDOUT_FILENO) != 0;
   const bool colours_ = HasColours(STDOUT_FILENO);
 };

@@ -41,7 +41,14 @@ void TopState::Add(const v1::LedgerRecord& record, Time now) {
   if (!IsNew(record)) return;
   // Missed records may have said that requests ended: those that go on show up again.
   const bool gap = records_ == 0 || record.lost() > 0;
-  if (gap) running_.clear();
+  if (gap) {
+    running_.clear();
+    waiting_.clear();
+  }
+  for (const v1::LedgerArrival& arrival : record.arrivals()) {
+    waiting_.try_emplace(arrival.request(),
+                         Running{.since = now, .prompt_tokens = arrival.prompt_tokens()});
+  }
   ++records_;
   interval_.lost += record.lost();
   AddMembers(record, gap, now);
@@ -65,6 +72,7 @@ void TopState::AddMembers(const v1::LedgerRecord& record, bool gap, Time now) {
   interval_.samples.iteration.push_back(record.compute() + record.sample());
   for (const v1::LedgerMember& member : record.members()) {
     (member.initiation() ? interval_.prompt_tokens : interval_.decode_tokens) += member.tokens();
+    waiting_.erase(member.request());
     if (ended_.contains(member.request())) continue;
     Running& request =
         running_
@@ -78,6 +86,7 @@ void TopState::AddMembers(const v1::LedgerRecord& record, bool gap, Time now) {
 void TopState::AddEnds(const v1::LedgerRecord& record) {
   for (const v1::LedgerEnd& end : record.ends()) {
     running_.erase(end.request());
+    waiting_.erase(end.request());
     if (ended_.insert(end.request()).second) ended_at_.emplace_back(records_, end.request());
     if (end.reason() != "stop" && end.reason() != "length") {
       ++interval_.broken;
@@ -96,10 +105,10 @@ void TopState::AddEnds(const v1::LedgerRecord& record) {
   }
 }
 
-std::vector<TopRequest> TopState::Longest(Time now) const {
+std::vector<TopRequest> TopState::Longest(const Requests& requests, Time now) {
   std::vector<TopRequest> all;
-  all.reserve(running_.size());
-  for (const auto& [id, request] : running_) {
+  all.reserve(requests.size());
+  for (const auto& [id, request] : requests) {
     all.push_back({.id = id,
                    .seconds = SecondsBetween(request.since, now),
                    .prompt_tokens = request.prompt_tokens,
@@ -180,7 +189,8 @@ TopNumbers TopState::Close(const v1::GetLoadResponse& load, Time now) {
           .waiting_limit = load.queue_limit(),
           .pages_used = load.kv_pages_total() - load.kv_pages_free(),
           .pages_total = load.kv_pages_total(),
-          .longest = Longest(now),
+          .longest = Longest(running_, now),
+          .longest_waiting = Longest(waiting_, now),
           .since_iteration = SecondsBetween(last_iteration_, now),
           .seconds = seconds,
           .iterations = done.iterations,

@@ -27,7 +27,7 @@ struct TopPercentiles {
   double p99 = 0;
 };
 
-// A request that was in an iteration and has not ended.
+// A request that was in an iteration and has not ended; or one that waits for its first.
 struct TopRequest {
   uint64_t id = 0;  // the server's number of it
   double seconds = 0;
@@ -66,7 +66,9 @@ struct TopNumbers {
   int64_t pages_used = 0;
   int64_t pages_total = 0;
   std::vector<TopRequest> longest = {};  // first the one that runs longest; at most kTopRequests
-  double since_iteration = 0;            // seconds since the last iteration, or since we look
+  // The same of those that wait and that we saw come; nothing is decoded of them.
+  std::vector<TopRequest> longest_waiting = {};
+  double since_iteration = 0;  // seconds since the last iteration, or since we look
 
   // Over the interval. Rates are per second, 0 if `seconds` is.
   double seconds = 0;
@@ -135,7 +137,8 @@ class TopState {
   bool IsNew(const v1::LedgerRecord& record);
   void AddMembers(const v1::LedgerRecord& record, bool gap, Time now);
   void AddEnds(const v1::LedgerRecord& record);
-  std::vector<TopRequest> Longest(Time now) const;
+  using Requests = std::unordered_map<uint64_t, Running>;
+  static std::vector<TopRequest> Longest(const Requests& requests, Time now);
   std::optional<TopShares> TakeShares(TopShares time, bool under_way, Time now);
   void Keep(Samples samples);
   std::optional<TopPercentiles> OverWindow(std::vector<double> Samples::*kind) const;
@@ -149,7 +152,7 @@ class TopState {
   std::deque<TopPast> history_;
   std::optional<std::pair<uint64_t, uint64_t>> last_;  // epoch, iteration
   uint64_t records_ = 0;
-  std::unordered_map<uint64_t, Running> running_;
+  Requests running_, waiting_;
   // Requests that ended lately: plans that were under way then name them once more.
   std::unordered_set<uint64_t> ended_;
   std::deque<std::pair<uint64_t, uint64_t>> ended_at_;  // records_, request

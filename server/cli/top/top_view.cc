@@ -199,17 +199,36 @@ void AddNumbers(const TopNumbers& n, int width, Rows& lines) {
   AddHistory(n, width, lines);
 }
 
+// Those that run, then those that wait, in `room` lines.
 void AddRequests(const TopNumbers& n, size_t room, Rows& lines) {
-  if (n.longest.empty() || room < 3) return;
+  if ((n.longest.empty() && n.longest_waiting.empty()) || room < 3) return;
+  const size_t most = lines.size() + room;
   lines.emplace_back();
   lines.push_back(
       {StrFormat("%10s %10s %10s %10s", "REQUEST", "RUNS", "PROMPT", "DECODED"), kBold});
-  for (size_t i = 0; i < std::min(n.longest.size(), room - 2); ++i) {
-    const TopRequest& request = n.longest[i];
+  for (const TopRequest& request : n.longest) {
     lines.push_back(StrFormat("%10d %10s %10d %10d", request.id,
                               (request.at_least ? ">" : "") + Span(request.seconds),
                               request.prompt_tokens, request.decoded_tokens));
   }
+  for (const TopRequest& request : n.longest_waiting) {
+    lines.push_back({StrFormat("%10d %10s %10d %10s  waits %s", request.id, "-",
+                               request.prompt_tokens, "-", Span(request.seconds)),
+                     kYellow});
+  }
+  lines.resize(std::min(lines.size(), most));
+}
+
+Json ToJson(const std::vector<TopRequest>& requests) {
+  Json all = Json::array();
+  for (const TopRequest& request : requests) {
+    all.push_back({{"request", request.id},
+                   {"seconds", request.seconds},
+                   {"prompt_tokens", request.prompt_tokens},
+                   {"decoded_tokens", request.decoded_tokens},
+                   {"at_least", request.at_least}});
+  }
+  return all;
 }
 
 Json ToJson(const std::optional<TopShares>& shares) {
@@ -250,15 +269,8 @@ void Put(const TopNumbers& n, Json& json) {
   json["first_token_seconds"] = ToJson(n.first_token);
   json["per_token_seconds"] = ToJson(n.per_token);
   json["time_shares"] = ToJson(n.shares);
-  Json longest = Json::array();
-  for (const TopRequest& request : n.longest) {
-    longest.push_back({{"request", request.id},
-                       {"seconds", request.seconds},
-                       {"prompt_tokens", request.prompt_tokens},
-                       {"decoded_tokens", request.decoded_tokens},
-                       {"at_least", request.at_least}});
-  }
-  json["longest"] = std::move(longest);
+  json["longest"] = ToJson(n.longest);
+  json["longest_waiting"] = ToJson(n.longest_waiting);
 }
 
 }  // namespace

@@ -143,6 +143,22 @@ TEST(ChatBinary, CtrlCStopsTheAnswerAndNotTheProgram) {
   EXPECT_EQ(chat.WaitForExit(), 0) << chat.output();
 }
 
+// Nobody types there: who presses Ctrl-C wants all of it to end.
+TEST(ChatBinary, CtrlCEndsOneThatReadsAFile) {
+  HeldServer held;
+  held.server.gate().Allow(3);
+  const std::string path = OwnFolder().path() + "/two-lines";
+  std::ofstream(path) << "one\ntwo\n";
+  ChildProcess chat(
+      {"/bin/sh", "-c",
+       Str("exec ", TREADLE_BINARY, " chat --max-new-tokens 100 --ignore-eos --target ",
+           held.address, " < ", path)});
+  ASSERT_TRUE(held.server.WaitLoad([](const auto& load) { return load.running() == 1; }));
+  chat.Signal(SIGINT);
+  EXPECT_EQ(chat.Wait(), 0) << chat.output();
+  held.server.gate().Open();
+}
+
 TEST(ChatBinary, SigtermEndsItWithinAnAnswerToo) {
   HeldServer held;
   held.server.gate().Allow(3);

@@ -264,6 +264,47 @@ TEST(TopState, RequestsRunFromTheirFirstIterationToTheirEnd) {
   EXPECT_EQ(state.Close({}, At(16)).lost, 0u);
 }
 
+// From its arrival to its first iteration, or to its end, which may come first.
+TEST(TopState, RequestsWaitFromTheirArrival) {
+  const auto arrive = [](uint64_t request, int tokens, v1::LedgerRecord& record) {
+    v1::LedgerArrival* arrival = record.add_arrivals();
+    arrival->set_request(request);
+    arrival->set_prompt_tokens(tokens);
+  };
+  const auto waiting = [](const TopNumbers& numbers) {
+    std::vector<uint64_t> ids;
+    for (const TopRequest& request : numbers.longest_waiting) ids.push_back(request.id);
+    return ids;
+  };
+  TopState state(At(0));
+  state.Add(Record(1, {}), At(0));
+  v1::LedgerRecord record = Record(2, {{1, 5, true}});
+  arrive(1, 5, record);  // runs at once
+  arrive(2, 70, record);
+  arrive(3, 80, record);
+  state.Add(record, At(1));
+  record = Record(3, {{1, 1, false}});
+  arrive(4, 90, record);
+  state.Add(record, At(2));
+  TopNumbers numbers = state.Close({}, At(4));
+  EXPECT_THAT(waiting(numbers), ElementsAre(2, 3, 4));
+  EXPECT_DOUBLE_EQ(numbers.longest_waiting[0].seconds, 3);
+  EXPECT_EQ(numbers.longest_waiting[0].prompt_tokens, 70);
+  EXPECT_THAT(Ids(numbers), ElementsAre(1));
+
+  record = Record(4, {{1, 1, false}, {2, 32, true}});
+  AddEnd(3, "cancelled", 0, 0, 0, 1, record);
+  state.Add(record, At(5));
+  numbers = state.Close({}, At(6));
+  EXPECT_THAT(waiting(numbers), ElementsAre(4));
+  EXPECT_THAT(Ids(numbers), ElementsAre(1, 2));
+
+  record = Record(90, {{1, 1, false}});  // what was missed may have been its beginning
+  record.set_lost(9);
+  state.Add(record, At(7));
+  EXPECT_THAT(waiting(state.Close({}, At(8))), ElementsAre());
+}
+
 TEST(TopState, ManyRequestsGiveTheLongestInOrder) {
   TopState state(At(0));
   state.Add(Record(0, {}), At(0));

@@ -163,6 +163,17 @@ TEST(TopView, NothingLeavesTheScreen) {
   }
 }
 
+TEST(TopView, RequestsThatWaitFollowThoseThatRun) {
+  TopReport report = SomeReport();
+  report.numbers->longest_waiting = {{9, 2.5, 300, 0, false}, {10, 0.25, 16, 0, false}};
+  const auto lines = TopScreen(report, 80, 24);
+  ASSERT_EQ(lines.size(), 21u);
+  EXPECT_EQ(lines[19], "         9          -        300          -  waits 2.5 s");
+  EXPECT_EQ(lines[20], "        10          -         16          -  waits 250.0 ms");
+  EXPECT_EQ(TopScreen(report, 80, 20).size(), 20u);
+  EXPECT_EQ(nlohmann::json::parse(TopJson(report))["longest_waiting"][0]["request"], 9);
+}
+
 TEST(TopView, HistoriesAreBarsUpToTheirHighest) {
   TopReport report = SomeReport();
   report.numbers->history = {{0, 0}, {10, 0}, {40, 2}, {80, 1}};

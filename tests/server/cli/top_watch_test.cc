@@ -86,9 +86,10 @@ TEST(TopWatch, CountsEveryTokenOfARunningServer) {
   const auto held = WaitReport(*watch, [&](const TopReport& report) {
     count(report);
     return report.numbers && report.numbers->running == 4 && report.numbers->waiting == 2 &&
-           !report.numbers->longest.empty();
+           !report.numbers->longest.empty() && report.numbers->longest_waiting.size() == 2;
   });
   ASSERT_TRUE(held);
+  EXPECT_EQ(held->numbers->longest_waiting[0].prompt_tokens, 10);
   EXPECT_GT(held->numbers->pages_used, 0);
   server.gate().Open();
   for (std::thread& client : clients) client.join();
