@@ -14,7 +14,7 @@
 
 #include <string>
 
-#include "scheduler/iteration_cost.h"
+#include "scheduler/cost/iteration_cost.h"
 #include "scheduler/policy.h"
 
 namespace treadle {

@@ -13,7 +13,7 @@
 #include <optional>
 #include <span>
 
-#include "scheduler/iteration_cost.h"
+#include "scheduler/cost/iteration_cost.h"
 #include "scheduler/policy.h"
 
 namespace treadle {

@@ -22,7 +22,7 @@
 #include "engine/engine.h"
 #include "engine/kv/kv_slot_manager.h"
 #include "scheduler/batch_sizes.h"
-#include "scheduler/calibration.h"
+#include "scheduler/cost/calibration.h"
 #include "scheduler/delivery.h"
 #include "scheduler/first_token.h"
 #include "scheduler/ledger.h"

@@ -50,17 +50,6 @@ std::vector<SequencePages*> TablesOf(Request& request) {
 
 }  // namespace
 
-IterationWork WorkOf(const IterationPlan& plan) {
-  IterationWork work = 0;
-  for (const Step& step : plan.steps) {
-    const auto rows = static_cast<double>(step.num_tokens);
-    work.rows += rows;
-    work.positions += rows * (static_cast<double>(step.first_position) + (rows + 1) / 2);
-    work.samples += static_cast<double>(step.outputs.size());
-  }
-  return work;
-}
-
 void PlanInFlight::Clear() {
   steps.clear();
   requests.clear();

@@ -20,7 +20,7 @@
 
 #include "engine/kv/kv_slot_manager.h"
 #include "engine/plan/iteration_plan.h"
-#include "scheduler/iteration_cost.h"
+#include "scheduler/cost/iteration_cost.h"
 #include "scheduler/ledger.h"
 #include "scheduler/policy.h"
 
@@ -46,8 +46,6 @@ struct PlanInFlight {
 
   void Clear();
 };
-
-IterationWork WorkOf(const IterationPlan& plan);
 
 class Planner {
  public:

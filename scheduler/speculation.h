@@ -18,7 +18,7 @@
 #include <span>
 #include <utility>
 
-#include "scheduler/iteration_cost.h"
+#include "scheduler/cost/iteration_cost.h"
 #include "scheduler/policy.h"
 #include "scheduler/request/drafter.h"
 #include "scheduler/speculation/draft_model.h"

@@ -30,7 +30,7 @@
 #include "base/sync.h"
 #include "engine/engine.h"
 #include "engine/kv/kv_slot_manager.h"
-#include "scheduler/iteration_cost.h"
+#include "scheduler/cost/iteration_cost.h"
 #include "scheduler/request/drafter.h"
 #include "scheduler/request/request.h"
 

@@ -7,7 +7,7 @@
 
 #include <cmath>
 
-#include "scheduler/calibration.h"
+#include "scheduler/cost/calibration.h"
 #include "tests/scheduler/loop_harness.h"
 
 namespace treadle {

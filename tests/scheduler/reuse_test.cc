@@ -247,7 +247,7 @@ TEST(DraftModelOfAnEngine, GuessesWhatItWouldSay) {
     options.window = window;
     const std::string path =
         *WriteTinyGguf(*FindArchitecture(architecture), folder.path(), options);
-    Server server(kind, path, false, {});
+    Server server(kind, path, false, {}, "");
     const KvPaging paging =
         KvPaging::Of((*Checkpoint::Open(path))->config(), kPageSize, kBatchTokens);
     const PageCounts pages = {kPages, paging.ring > 0 ? kPages : 0};

@@ -1,4 +1,4 @@
-#include "scheduler/iteration_cost.h"
+#include "scheduler/cost/iteration_cost.h"
 
 #include <algorithm>
 #include <bit>
@@ -67,6 +67,17 @@ double WeightOf(double deviation, double expected) {
 }
 
 }  // namespace
+
+IterationWork WorkOf(const IterationPlan& plan) {
+  IterationWork work = 0;
+  for (const Step& step : plan.steps) {
+    const auto rows = static_cast<double>(step.num_tokens);
+    work.rows += rows;
+    work.positions += rows * (static_cast<double>(step.first_position) + (rows + 1) / 2);
+    work.samples += static_cast<double>(step.outputs.size());
+  }
+  return work;
+}
 
 void IterationCost::Note(const IterationWork& work, double seconds) {
   if (work.rows < 1 || seconds <= 0) return;

@@ -19,6 +19,8 @@
 #include <cstdint>
 #include <deque>
 
+#include "engine/plan/iteration_plan.h"
+
 namespace treadle {
 
 struct IterationWork {
@@ -29,6 +31,8 @@ struct IterationWork {
   double positions;  // that all rows read, each its own and all before it
   double samples;    // rows with an output
 };
+
+IterationWork WorkOf(const IterationPlan& plan);
 
 class IterationCost {
  public:

@@ -1,4 +1,4 @@
-#include "scheduler/calibration.h"
+#include "scheduler/cost/calibration.h"
 
 #include <algorithm>
 #include <optional>
@@ -8,7 +8,6 @@
 #include "absl/status/status.h"
 #include "base/status.h"
 #include "engine/kv/kv_slot_manager.h"
-#include "scheduler/planner.h"
 
 namespace treadle {
 namespace {

@@ -12,7 +12,7 @@
 
 #include "absl/status/statusor.h"
 #include "engine/engine.h"
-#include "scheduler/iteration_cost.h"
+#include "scheduler/cost/iteration_cost.h"
 
 namespace treadle {
 
