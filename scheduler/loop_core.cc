@@ -67,8 +67,17 @@ absl::Status LoopCore::Calibrate(Calibration how, const AutoBatch& choice) {
   TREADLE_RETURN_IF_ERROR(plans.status());
   next_iteration_ = *plans;
   if (cost_.noted() == 0) return absl::FailedPreconditionError("no iteration took any time");
-  limits_ = ChooseBatch(cost_, limits_, choice);
+  auto_batch_ = choice;
+  most_ = limits_;
+  limits_ = ChooseBatch(cost_, most_, auto_batch_);
   return absl::OkStatus();
+}
+
+// What was measured at start may be the cost of a machine that was busy then.
+void LoopCore::GrowLimits() {
+  const BatchLimits chosen = ChooseBatch(cost_, most_, auto_batch_);
+  limits_.max_batch_size = std::max(limits_.max_batch_size, chosen.max_batch_size);
+  limits_.max_batch_tokens = std::max(limits_.max_batch_tokens, chosen.max_batch_tokens);
 }
 
 void LoopCore::Wait() {
@@ -233,6 +242,7 @@ void LoopCore::AppendRecord(const IterationResult& result, PlanInFlight& note) {
   record.bubble = note.behind ? timings.gap : 0;
   record.stages = limits_.stages;
   cost_.Note(note.work, record.receive + record.compute + record.sample + record.bubble);
+  if (auto_batch_.any() && cost_.noted() % kGrowAfter == 0) GrowLimits();
   record.experts = result.experts;
   ledger_.Append(std::move(record));
 }

@@ -68,9 +68,11 @@ class LoopCore {
   LoopCore(Engine& engine, KvSlotManager& kv, RequestPool& pool, Policy& policy, Ledger& ledger,
            const TimeSource& time, const Options& options);
 
-  // Learns what iterations cost, and chooses limits by that; the engine has just been started.
+  // Learns what iterations cost, and chooses limits by that; the engine has just been started. They
+  // grow later if iterations turn out to cost less, looked at every kGrowAfter of them.
   // Where it fails, limits stay, and what must be done about the engine is done by Turn.
   absl::Status Calibrate(Calibration how, const AutoBatch& choice);
+  static constexpr size_t kGrowAfter = 256;
   const BatchLimits& limits() const { return limits_; }
   const IterationCost& cost() const { return cost_; }
 
@@ -90,6 +92,7 @@ class LoopCore {
   void EndAll(const absl::Status& status);
 
  private:
+  void GrowLimits();
   bool AbsorbResults();
   void Absorb(IterationResult& result);
   size_t AbsorbStep(const PlanInFlight::Target& target, StepResult& step);
@@ -128,6 +131,8 @@ class LoopCore {
 
   // Confined to the loop's thread.
   BatchLimits limits_;
+  AutoBatch auto_batch_;
+  BatchLimits most_;  // that the engine takes; with auto_batch_ alone
   Planner planner_;
   const std::function<KvSlotManager::Found(const Request&)> cached_;  // of policies' views
   PageFetches fetches_;

@@ -226,6 +226,31 @@ TEST(Calibration, TheLoopServesAfterIt) {
   EXPECT_THAT(harness.Mistakes(), IsEmpty());
 }
 
+// As after a start beside other work.
+TEST(Calibration, LimitsGrowWhereIterationsTurnOutToCostLess) {
+  HarnessOptions options;
+  options.limits = {.max_batch_size = 4, .max_batch_tokens = 600};
+  options.engine.page_size = 16;
+  options.engine.total_pages = 400;
+  LoopHarness harness(options);
+  harness.engine.SetTimings({.compute = 0.010});
+  ASSERT_EQ(harness.loop->Calibrate({.paging = options.engine.paging(),
+                                     .pages = options.engine.total_pages,
+                                     .vocab = FakeEngine::kVocab,
+                                     .max_context = 1024},
+                                    {.size = true, .tokens = true, .target_itl = 0.005}),
+            absl::OkStatus());
+  EXPECT_EQ(harness.loop->limits().max_batch_size, 8);
+  EXPECT_EQ(harness.loop->limits().max_batch_tokens, 64);
+  harness.engine.SetTimings({.compute = 0.001});
+  for (uint64_t seed = 0; seed < 60; ++seed) {
+    harness.Submit(LoopHarness::Spec(20, static_cast<int32_t>(20 + seed), seed));
+  }
+  harness.RunToIdle();
+  EXPECT_THAT(harness.Mistakes(), IsEmpty());
+  EXPECT_GT(harness.loop->limits().max_batch_size, 8);
+}
+
 TEST(Calibration, WithoutTimesNothingIsChosen) {
   LoopHarness harness({});
   EXPECT_THAT(std::string(harness.loop
