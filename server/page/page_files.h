@@ -14,6 +14,6 @@ struct PageFile {
   std::string_view bytes;
 };
 
-std::span<const PageFile> PageFiles();
+std::span<const PageFile> EmbeddedFiles();
 
 }  // namespace treadle

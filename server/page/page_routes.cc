@@ -130,7 +130,7 @@ HttpRoute TimelineRoute(LedgerFollower& follower, const SessionEnvironment& sess
 
 std::vector<HttpRoute> PageRoutes(LedgerFollower& follower, const SessionEnvironment& sessions) {
   std::vector<HttpRoute> routes = {TimelineRoute(follower, sessions)};
-  for (const PageFile& file : PageFiles()) routes.push_back(FileRoute(file));
+  for (const PageFile& file : EmbeddedFiles()) routes.push_back(FileRoute(file));
   return routes;
 }
 

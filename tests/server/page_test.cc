@@ -83,7 +83,7 @@ TEST(Page, HasAllThatItLoads) {
   const std::regex sinks(
       R"re(innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|createContextualFragment|srcdoc|\beval\b|new Function)re");
   size_t found = 0;
-  for (const PageFile& file : PageFiles()) {
+  for (const PageFile& file : EmbeddedFiles()) {
     const std::string text(file.bytes);
     EXPECT_FALSE(std::regex_search(text, sinks)) << file.path;
     EXPECT_FALSE(
@@ -99,7 +99,7 @@ TEST(Page, HasAllThatItLoads) {
           << path;
     }
   }
-  EXPECT_GT(found, PageFiles().size());
+  EXPECT_GT(found, EmbeddedFiles().size());
 }
 
 TEST(Timeline, TellsWhoCameRanAndLeft) {
