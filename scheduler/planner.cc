@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/status.h"
-#include "scheduler/page_fetches.h"
+#include "scheduler/request/page_fetches.h"
 
 namespace treadle {
 namespace {

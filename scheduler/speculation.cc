@@ -49,7 +49,8 @@ std::vector<DraftModel::Wanted> Speculation::WorthDrafting(std::span<const Promi
     wanted.push_back({one.drafter, 0});
     reached.push_back(1);
   }
-  double seconds = cost_.Of({rows, 0, rows}), room = static_cast<double>(limits_.max_batch_tokens) - rows;
+  double seconds = cost_.Of({rows, 0, rows}),
+         room = static_cast<double>(limits_.max_batch_tokens) - rows;
   const double per_row = cost_.per_token() + model_->cost().per_token();
   for (int32_t ahead = 0; ahead < kMaxDraft; ++ahead) {
     std::vector<size_t> worth;

@@ -52,8 +52,8 @@ struct ServeOptions {
   std::vector<std::string> http_allow_origins;    // of pages of others that may ask; "*": all
   std::string metrics_listen = "127.0.0.1:9400";  // "none": no metrics server
   MetricsDialect metrics_dialect = MetricsDialect::kTreadle;
-  int64_t max_batch_size = 0;                     // 0: auto (scheduler/batch_sizes.h)
-  int64_t max_batch_tokens = 0;                   // 0: auto
+  int64_t max_batch_size = 0;    // 0: auto (scheduler/batch_sizes.h)
+  int64_t max_batch_tokens = 0;  // 0: auto
   std::chrono::milliseconds target_itl{100};
   int64_t max_queue = 1024;
   int64_t max_context = 0;  // 0: the model's

@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "base/status.h"
-#include "scheduler/planner.h"
 #include "scheduler/speculation/ngram_drafter.h"
 
 namespace treadle {

@@ -31,7 +31,7 @@
 #include "models/tensor_parallel.h"
 #include "models/text/tokenizer_json.h"
 #include "server/cli/daemon.h"
-#include "server/cli/models/open_draft_model.h"
+#include "server/cli/open_draft_model.h"
 #include "server/cli/progress.h"
 #include "server/cli/rank_devices.h"
 #include "server/cli/workers/worker_supervisor.h"

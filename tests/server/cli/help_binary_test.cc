@@ -10,7 +10,7 @@
 #include "base/status.h"
 #include "server/configuration.h"
 #include "tests/server/cli/served_binary.h"
-#include "tests/server/cli/terminal_program.h"
+#include "tests/server/cli/terminal/terminal_program.h"
 
 namespace treadle {
 namespace {

@@ -13,7 +13,7 @@
 #include "base/status.h"
 #include "server/grpc/inference.grpc.pb.h"
 #include "tests/server/cli/served_binary.h"
-#include "tests/server/cli/terminal_program.h"
+#include "tests/server/cli/terminal/terminal_program.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {

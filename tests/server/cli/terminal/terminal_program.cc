@@ -1,4 +1,4 @@
-#include "tests/server/cli/terminal_program.h"
+#include "tests/server/cli/terminal/terminal_program.h"
 
 #include <fcntl.h>
 #include <poll.h>

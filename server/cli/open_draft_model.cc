@@ -1,4 +1,4 @@
-#include "server/cli/models/open_draft_model.h"
+#include "server/cli/open_draft_model.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "scheduler/page_fetches.h"
+#include "scheduler/request/page_fetches.h"
 
 #include <algorithm>
 #include <utility>
