@@ -56,14 +56,15 @@ Parts SolveNonnegative(const Equations& equations) {
   while (true) {
     const Parts parts = Solve(equations, free);
     const auto least = std::ranges::min_element(parts);
-    if (*least >= 0) return parts;
+    if (!(*least < 0)) return parts;  // or no number
     free[static_cast<size_t>(least - parts.begin())] = false;
   }
 }
 
-// A square with this weight is the deviation itself, relative to `expected`.
+// A square with this weight is the deviation itself, relative to `expected`, which may be 0.
 double WeightOf(double deviation, double expected) {
-  return 1 / (expected * std::max(1e-4 * expected, std::abs(deviation)));
+  const double of = std::max(expected, 1e-3 * std::abs(deviation));
+  return 1 / (of * std::max(1e-4 * of, std::abs(deviation)));
 }
 
 }  // namespace
@@ -121,6 +122,8 @@ void IterationCost::Fit() {
     expect(per_position_ * kPositions, one_row * position_share_ * kPositions, {0, 0, 1, 0});
     expect(per_sample_, 0, {0, 0, 0, 1});
     const Parts parts = SolveNonnegative(equations);
+    // Times may differ by more than the arithmetic can tell apart.
+    if (!std::ranges::all_of(parts, [](double part) { return std::isfinite(part); })) return;
     per_iteration_ = parts[0];
     per_row_ = parts[1];
     per_position_ = parts[2] / kPositions;

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <cmath>
 #include <deque>
 #include <map>
 
@@ -61,6 +62,21 @@ TEST(IterationCost, IsNeverNegativeAndNotKnownFromTheFirstOn) {
     cost.Note(rows, 0.1 / static_cast<double>(rows));
     EXPECT_GE(cost.per_row(), 0);
     EXPECT_GE(cost.per_iteration(), 0);
+  }
+}
+
+// Clocks of any grain, and machines that stand still for minutes.
+TEST(IterationCost, IsANumberWhateverTimesThereAre) {
+  Random random(1);
+  for (int round = 0; round < 50; ++round) {
+    IterationCost cost(random.Below(2) == 0 ? 0 : 1e-4);
+    for (int i = 0; i < 400; ++i) {
+      const auto rows = static_cast<double>(1 + random.Below(512));
+      const auto context = static_cast<double>(1 + random.Below(100'000));
+      const double seconds = std::pow(10.0, static_cast<double>(random.Below(13)) - 9);
+      cost.Note({rows, rows * context, random.Below(2) == 0 ? 1 : rows}, seconds);
+      ASSERT_TRUE(std::isfinite(cost.Of({1, 1, 1})) && cost.Of({1, 1, 1}) >= 0) << round;
+    }
   }
 }
 

@@ -30,7 +30,10 @@ TEST(PrefixCacheDiskBinary, ARestartedServerFindsWhatWasComputed) {
   const auto flags = [&](const std::string& more) {
     return ServedBinary::kGrpcOnly + more + " --threads 1 --prefix-cache-disk " + disk + ":16M";
   };
-  const std::vector<std::string> model = {"--model", OwnModel()};
+  // Reading a page has to be faster than computing it, also where both take their time.
+  const auto slow = WriteTinyLlamaGguf(folder.path(), SlowModel());
+  ASSERT_TRUE(slow.ok());
+  const std::vector<std::string> model = {"--model", *slow};
   std::string text;
   for (int i = 0; i < 10; ++i) text += "one two three four five ";
   Answer before;
@@ -44,13 +47,16 @@ TEST(PrefixCacheDiskBinary, ARestartedServerFindsWhatWasComputed) {
                 HasSubstr(disk + " is in use by another process"));
     EXPECT_EQ(server.Stop(), 0);  // with what it is asked for last
   }
-  {
+  // Nobody waits for a disk that does not come, so perhaps not at once.
+  constexpr int kTimes = 20;
+  for (int time = 0, cached = 0; cached <= 64; ++time) {
+    ASSERT_LT(time, kTimes);
     ServedBinary server(flags(""), model);
     ASSERT_SERVES(server);
     EXPECT_THAT(server.output(), HasSubstr("; reading a page takes "));
     const Answer after = Ask(server, text);
-    EXPECT_GT(after.cached, 64);
     EXPECT_EQ(after.text, before.text);
+    cached = after.cached;
     server.Kill();
   }
   EXPECT_THAT(RunToEnd(ServedBinary::Command(flags("--kv-dtype f32"), model), 1),
