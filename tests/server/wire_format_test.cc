@@ -1,6 +1,7 @@
 #include "server/grpc/wire_format.h"
 
 #include <gmock/gmock.h>
+#include <grpcpp/support/status.h>
 #include <gtest/gtest.h>
 
 #include <map>
