@@ -32,13 +32,6 @@ int32_t Speculation::MostGuesses(const Request& request, const Sequence& sequenc
   return std::min(kMaxDraft, request.spec.max_new_tokens - sequence.produced - 1);
 }
 
-// Guesses of its constraint, which leaves hardly a choice where it has any, or else its drafter's.
-std::vector<Guess> Speculation::GuessesOf(const Sequence& sequence, int32_t count) {
-  std::vector<Guess> guesses;
-  if (sequence.masked) guesses = sequence.masked->Guesses(sequence.produced, count);
-  return guesses.empty() ? sequence.drafter->Next(count) : guesses;
-}
-
 // How far the draft model runs ahead of each sequence, beside an iteration of so many rows that
 // brings so many tokens. Empty: it is not worth its time.
 std::vector<DraftModel::Wanted> Speculation::WorthDrafting(std::span<const Promising> sequences,
@@ -111,7 +104,7 @@ bool Speculation::Waits(std::span<const std::unique_ptr<Request>> live) const {
       if (!sequence.drafter || sequence.finished || sequence.in_flight != 1) return false;
       if (MostGuesses(*request, sequence) < 2) return false;
       if (sequence.masked) return true;  // its constraint is not asked before there is a token
-      const std::vector<Guess> guesses = GuessesOf(sequence, 2);  // the one in flight first
+      const std::vector<Guess> guesses = sequence.drafter->Next(2);  // the one in flight first
       return guesses.size() == 2 && guesses[1].probability > worth && !Ends(*request, guesses[0]) &&
              !Ends(*request, guesses[1]);
     });

@@ -57,7 +57,6 @@ class Speculation {
   std::vector<DraftModel::Wanted> WorthDrafting(std::span<const Promising> sequences, double tokens,
                                                 double rows) const;
   bool WaitsForModel(std::span<const std::unique_ptr<Request>> live, double rows) const;
-  static std::vector<Guess> GuessesOf(const Sequence& sequence, int32_t count);
   static int32_t MostGuesses(const Request& request, const Sequence& sequence);
 
   const MakeDrafter make_;

@@ -50,12 +50,12 @@ class KvCache {
 
   SlotTags& tags() { return tags_; }
 
-  // What a whole page holds in all layers of its kind, one after the other. For a cache in the
+  // The bytes of a whole page in all layers of its kind, one after the other. For a cache in the
   // host's memory.
   int64_t whole_page_bytes() const;
   // Empty if the row of its last slot has another tag, or some slot holds nothing to rely on.
   std::vector<std::byte> ReadWholePage(int32_t page, uint64_t last_tag) const;
-  // Of [whole_page_bytes()]; `tags` are those of its slots then.
+  // `bytes`: [whole_page_bytes()]; `tags`: of the page's slots from then on.
   void WriteWholePage(int32_t page, std::span<const std::byte> bytes,
                       std::span<const uint64_t> tags);
 

@@ -112,7 +112,7 @@ class PageFiles {
   // Deletes all pages.
   void Clear();
 
-  // What computing a token takes now: it is stored with pages, so that the next process knows.
+  // Seconds that computing a token takes now; stored with pages, so that the next process knows.
   void NoteComputing(double seconds_per_token);
   // Whether reading a page takes less time than computing its tokens, as far as both are known. A
   // measure that says no is forgotten slowly: disks may become faster.

@@ -41,7 +41,7 @@ class SlotTags {
   std::optional<int64_t> FirstMissing(PageKind kind, const SequencePages& pages, int64_t first,
                                       std::span<const uint64_t> tags) const;
 
-  // Those of a page's slots.
+  // The tags of a page's slots.
   std::span<uint64_t> Of(PageKind kind, int32_t page) const {
     return {PageOf(kind, page), static_cast<size_t>(page_size_)};
   }

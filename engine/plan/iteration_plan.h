@@ -165,7 +165,7 @@ struct IterationResult {
   uint64_t epoch = 0;
   uint64_t iteration = 0;
   std::vector<StepResult> steps;  // in the plan's order
-  // Of the plan's page stores, in their order; empty: the page does not hold the row.
+  // The bytes for the plan's page stores, in their order; empty: the page does not hold the row.
   std::vector<std::vector<std::byte>> stored_pages = {};
   IterationTimings timings;
   ExpertUse experts;  // of the last stage's layers, as rank 0 saw it

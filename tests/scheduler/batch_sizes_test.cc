@@ -203,20 +203,28 @@ TEST(Calibration, EndsWithAnEngineThatIsLost) {
   }
 }
 
-// The loop goes on in the epoch, with the limits that were chosen.
-TEST(Calibration, TheLoopServesAfterIt) {
+HarnessOptions LoopOptions() {
   HarnessOptions options;
   options.limits = {.max_batch_size = 4, .max_batch_tokens = 600};
   options.engine.page_size = 16;
   options.engine.total_pages = 400;
-  LoopHarness harness(options);
+  return options;
+}
+
+// An iteration takes 10 ms, whatever is in it.
+absl::Status CalibrateLoop(LoopHarness& harness, double target_itl) {
   harness.engine.SetTimings({.compute = 0.010});
-  ASSERT_EQ(harness.loop->Calibrate({.paging = options.engine.paging(),
-                                     .pages = options.engine.total_pages,
-                                     .vocab = FakeEngine::kVocab,
-                                     .max_context = 1024},
-                                    {.size = true, .tokens = true, .target_itl = 0.1}),
-            absl::OkStatus());
+  return harness.loop->Calibrate({.paging = harness.options.engine.paging(),
+                                  .pages = harness.options.engine.total_pages,
+                                  .vocab = FakeEngine::kVocab,
+                                  .max_context = 1024},
+                                 {.size = true, .tokens = true, .target_itl = target_itl});
+}
+
+// The loop goes on in the epoch, with the limits that were chosen.
+TEST(Calibration, TheLoopServesAfterIt) {
+  LoopHarness harness(LoopOptions());
+  ASSERT_EQ(CalibrateLoop(harness, 0.1), absl::OkStatus());
   // All sizes cost the same, so the largest are best.
   EXPECT_EQ(harness.loop->limits().max_batch_size, 256);
   EXPECT_EQ(harness.loop->limits().max_batch_tokens, 600);
@@ -228,18 +236,8 @@ TEST(Calibration, TheLoopServesAfterIt) {
 
 // As after a start beside other work.
 TEST(Calibration, LimitsGrowWhereIterationsTurnOutToCostLess) {
-  HarnessOptions options;
-  options.limits = {.max_batch_size = 4, .max_batch_tokens = 600};
-  options.engine.page_size = 16;
-  options.engine.total_pages = 400;
-  LoopHarness harness(options);
-  harness.engine.SetTimings({.compute = 0.010});
-  ASSERT_EQ(harness.loop->Calibrate({.paging = options.engine.paging(),
-                                     .pages = options.engine.total_pages,
-                                     .vocab = FakeEngine::kVocab,
-                                     .max_context = 1024},
-                                    {.size = true, .tokens = true, .target_itl = 0.005}),
-            absl::OkStatus());
+  LoopHarness harness(LoopOptions());
+  ASSERT_EQ(CalibrateLoop(harness, 0.005), absl::OkStatus());
   EXPECT_EQ(harness.loop->limits().max_batch_size, 8);
   EXPECT_EQ(harness.loop->limits().max_batch_tokens, 64);
   harness.engine.SetTimings({.compute = 0.001});

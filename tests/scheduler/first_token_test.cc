@@ -65,16 +65,22 @@ TEST(IterationCost, IsNeverNegativeAndNotKnownFromTheFirstOn) {
   }
 }
 
-// Clocks of any grain, and machines that stand still for minutes.
+// A device that runs ahead tells of hardly any time for some iterations. Then samples may seem to
+// take all of it, and a prompt's iteration without one nothing.
 TEST(IterationCost, IsANumberWhateverTimesThereAre) {
   Random random(1);
-  for (int round = 0; round < 50; ++round) {
-    IterationCost cost(random.Below(2) == 0 ? 0 : 1e-4);
-    for (int i = 0; i < 400; ++i) {
-      const auto rows = static_cast<double>(1 + random.Below(512));
-      const auto context = static_cast<double>(1 + random.Below(100'000));
-      const double seconds = std::pow(10.0, static_cast<double>(random.Below(13)) - 9);
-      cost.Note({rows, rows * context, random.Below(2) == 0 ? 1 : rows}, seconds);
+  const auto between = [&](int64_t low, int64_t high) {
+    return static_cast<double>(low + random.Below(high - low + 1));
+  };
+  for (int round = 0; round < 1000; ++round) {
+    IterationCost cost;
+    for (int i = 0; i < 100; ++i) {
+      const bool prompt = random.Below(2) == 0;
+      const double rows = prompt ? between(16, 32) : between(1, 8);
+      const double samples = prompt ? between(0, 2) : rows;
+      const double seconds = prompt ? std::pow(10, between(-60, -35) / 10)
+                                    : rows * std::pow(10, between(-60, -45) / 10);
+      cost.Note({rows, rows * between(1, 150), samples}, seconds);
       ASSERT_TRUE(std::isfinite(cost.Of({1, 1, 1})) && cost.Of({1, 1, 1}) >= 0) << round;
     }
   }

@@ -7,7 +7,7 @@
 
 #include "base/status.h"
 #include "kernels/op_cases/random.h"
-#include "tests/scheduler/loop_harness.h"
+#include "tests/scheduler/prefix_requests.h"
 #include "tests/support/test_folder.h"
 
 namespace treadle {
@@ -38,35 +38,14 @@ std::unique_ptr<PageFiles> Files(
 }
 
 HarnessOptions Options(PageFiles* files) {
-  HarnessOptions options;
-  options.engine.record = true;
-  options.engine.tenants = 2;  // by seed, as the salts below
+  HarnessOptions options = TwoTenants();
   options.files = files;
   return options;
 }
 
-RequestSpec Ask(const std::vector<int32_t>& prompt, uint64_t seed, int32_t max_new = 4) {
-  RequestSpec spec = LoopHarness::Spec(1, max_new, seed);
-  spec.prompt = prompt;
-  spec.cache_salt = Str("tenant ", seed % 2);
-  return spec;
-}
-
-std::vector<int32_t> Draw(Random& random, int64_t count) {
-  std::vector<int32_t> ids;
-  for (int64_t i = 0; i < count; ++i) ids.push_back(static_cast<int32_t>(random.Below(60)));
-  return ids;
-}
-
-int64_t TakeInputs(LoopHarness& harness) {
-  int64_t inputs = 0;
-  for (const IterationPlan& plan : harness.engine.TakePlans()) inputs += plan.num_tokens();
-  return inputs;
-}
-
 class PageFetchTest : public testing::Test {
  protected:
-  // What a new server with these files caches of the prompt.
+  // Tokens of the prompt that a new server with these files finds.
   int32_t CachedAfterRestart(const RequestSpec& spec) {
     const auto files = Files(folder_.path());
     LoopHarness harness(Options(files.get()));

@@ -4,42 +4,15 @@
 
 #include "base/status.h"
 #include "kernels/op_cases/random.h"
-#include "tests/scheduler/loop_harness.h"
+#include "tests/scheduler/prefix_requests.h"
 
 namespace treadle {
 namespace {
 
 using testing::IsEmpty;
 
-HarnessOptions Options() {
-  HarnessOptions options;
-  options.engine.record = true;
-  options.engine.tenants = 2;  // by seed, as the salts below
-  return options;
-}
-
-RequestSpec Ask(const std::vector<int32_t>& prompt, uint64_t seed, int32_t max_new = 4) {
-  RequestSpec spec = LoopHarness::Spec(1, max_new, seed);
-  spec.prompt = prompt;
-  spec.cache_salt = Str("tenant ", seed % 2);
-  return spec;
-}
-
-std::vector<int32_t> Draw(Random& random, int64_t count) {
-  std::vector<int32_t> ids;
-  for (int64_t i = 0; i < count; ++i) ids.push_back(static_cast<int32_t>(random.Below(60)));
-  return ids;
-}
-
-// Inputs that plans since the last call ran.
-int64_t TakeInputs(LoopHarness& harness) {
-  int64_t inputs = 0;
-  for (const IterationPlan& plan : harness.engine.TakePlans()) inputs += plan.num_tokens();
-  return inputs;
-}
-
 TEST(PrefixReuse, ASecondTurnRunsWhatIsNew) {
-  LoopHarness harness(Options());
+  LoopHarness harness(TwoTenants());
   Random random(1);
   std::vector<int32_t> words = Draw(random, 30);
   const Client& first = harness.Submit(Ask(words, 2, 10));
@@ -59,7 +32,7 @@ TEST(PrefixReuse, ASecondTurnRunsWhatIsNew) {
 
 // Requests that come together leave to the first one what it computes for all.
 TEST(PrefixReuse, ABurstRunsWhatItSharesOnce) {
-  HarnessOptions options = Options();
+  HarnessOptions options = TwoTenants();
   options.limits = {.max_batch_size = 16, .max_batch_tokens = 24};
   options.engine.total_pages = 200;
   LoopHarness harness(options);
@@ -76,7 +49,7 @@ TEST(PrefixReuse, ABurstRunsWhatItSharesOnce) {
 }
 
 TEST(PrefixReuse, AdmissionCountsWhatIsNotShared) {
-  HarnessOptions options = Options();
+  HarnessOptions options = TwoTenants();
   options.engine.manual = true;
   options.engine.total_pages = 12;
   options.limits = {.max_batch_size = 8, .max_batch_tokens = 64};
@@ -108,7 +81,7 @@ TEST(PrefixReuse, WhatOthersAskedMakesNoDifference) {
     std::vector<int32_t> guess = secret;
     guess.resize(static_cast<size_t>(1 + random.Below(std::ssize(secret))));
     const auto cost = [&](bool others_ask) {
-      LoopHarness harness(Options());
+      LoopHarness harness(TwoTenants());
       if (others_ask) {
         harness.Submit(Ask(secret, 1));
         harness.RunToIdle();
@@ -126,7 +99,7 @@ TEST(PrefixReuse, WhatOthersAskedMakesNoDifference) {
 }
 
 TEST(PrefixReuse, NothingIsHadWhereEachRowIsAskedAbout) {
-  LoopHarness harness(Options());
+  LoopHarness harness(TwoTenants());
   Random random(4);
   const std::vector<int32_t> words = Draw(random, 30);
   RequestSpec scored = Ask(words, 0, 1), mean = Ask(words, 0, 1), last = Ask(words, 0, 1);
