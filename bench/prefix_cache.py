@@ -1,7 +1,10 @@
 #!/usr/bin/env python3
 """What the prefix cache brings and costs, over HTTP: servers of one model take turns with the same requests.
 
-usage: bench/prefix_cache.py MODEL [--llama-server PROGRAM] [--rounds N] [--only WHAT,...]
+usage: bench/prefix_cache.py MODEL [--llama-server PROGRAM] [--openvino] [--rounds N] [--only WHAT,...]
+
+--llama-server adds llama.cpp's server with 16 slots and its prompt cache, --openvino OpenVINO GenAI's continuous batching
+with its prefix cache, in this process: run it with a Python that has the package openvino-genai.
 
 second turn   time to first token of a conversation's second turn, whose first had 1,024 tokens, by that of the first
 shared        32 requests at once that share 1,024 tokens and have 32 of their own, 16 new tokens each
@@ -57,10 +60,50 @@ class Server:
         return REQUESTS / (time.monotonic() - began), answers
 
 
+class OpenVino:
+    """The same requests, in this process: the package has no server."""
+    name = "openvino"
+
+    def __init__(self, model):
+        import numpy, openvino, openvino_genai
+        self.genai, self.asked = openvino_genai, 0
+        self.tensor = lambda ids: openvino.Tensor(numpy.array([ids], dtype=numpy.int64))
+        settings = openvino_genai.SchedulerConfig()
+        settings.cache_size, settings.max_num_batched_tokens, settings.enable_prefix_caching = 4, 512, True
+        self.pipe = openvino_genai.ContinuousBatchingPipeline(model, settings, "CPU")
+
+    def ask(self, prompts):
+        """Seconds to the first token of any, and in all."""
+        how = self.genai.GenerationConfig()
+        how.max_new_tokens, how.ignore_eos, how.do_sample = NEW, True, False
+        began, first = time.monotonic(), None
+        handles = [self.pipe.add_request(self.asked + i, self.tensor(ids), how) for i, ids in enumerate(prompts)]
+        self.asked += len(prompts)
+        while self.pipe.has_non_finished_requests():
+            self.pipe.step()
+            if first is None and any(handle.can_read() for handle in handles):
+                first = time.monotonic() - began
+        return first, time.monotonic() - began, [each.generated_ids for handle in handles for each in handle.read_all()]
+
+    def second_turn(self, draw):
+        prompt = draw(SHARED)
+        first, _, answers = self.ask([prompt])
+        second, _, _ = self.ask([prompt + list(answers[0]) + draw(OWN)])
+        return second / first
+
+    def burst(self, prompts):
+        _, seconds, answers = self.ask(prompts)
+        return REQUESTS / seconds, answers
+
+    def stop(self):
+        pass
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
     parser.add_argument("--llama-server")
+    parser.add_argument("--openvino", action="store_true")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", type=lambda text: text.split(","), default=MEASURES)
     options = parser.parse_args()
@@ -72,6 +115,8 @@ def main():
         servers.append(Server("llama-server", 18592, [
             options.llama_server, "-m", options.model, "--port", "18592", "-t", "2", "-np", "16", "-c", str(16 * 2048),
             "--cache-reuse", "0"], {"cache_prompt": True}))
+    if options.openvino:
+        servers.append(OpenVino(options.model))
     seeds = random.Random(1)
     draw = lambda count: [seeds.randrange(1000, 40000) for _ in range(count)]
     found = {(server.name, what): [] for server in servers for what in options.only}

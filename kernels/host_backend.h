@@ -51,9 +51,10 @@ class HostBackend : public Backend {
   }
   void CopyPages(const KvLayout& layout, std::byte* pages,
                  std::span<const PageCopy> copies) override {
-    const int64_t bytes = layout.PageBytes();
+    const int64_t stride = layout.PageStride();
     for (const PageCopy& copy : copies) {
-      std::memmove(pages + copy.to * bytes, pages + copy.from * bytes, static_cast<size_t>(bytes));
+      std::memmove(pages + copy.to * stride, pages + copy.from * stride,
+                   static_cast<size_t>(layout.PageBytes()));
     }
   }
 

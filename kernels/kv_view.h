@@ -29,6 +29,7 @@ struct KvLayout {
   int64_t num_pages = 0;
   DType dtype = DType::kF16;  // kF16 or kF32; on host backends also kI8, on CUDA kBF16
   KeyOrder key_order = KeyOrder::kByFeature;
+  int64_t layers = 1;  // whose parts of a page lie one after the other
 
   // Bytes of one page of one layer: K part, in its order, V part [kv_heads, page_size, head_dim],
   // then, of kI8, the scales of K and those of V, [kv_heads, page_size] each.
@@ -38,6 +39,8 @@ struct KvLayout {
   int64_t PageBytes() const {
     return 2 * (PartBytes() + PartScales() * static_cast<int64_t>(sizeof(BFloat16)));
   }
+  // Bytes from a page of one layer to its next page.
+  int64_t PageStride() const { return layers * PageBytes(); }
   // Element i of a head of K or V within a page.
   int64_t KeyElement(int64_t head, int64_t slot, int64_t i) const {
     if (key_order == KeyOrder::kByPosition) return (head * page_size + slot) * head_dim + i;
@@ -66,7 +69,7 @@ struct PageCopy {
 
 struct KvView {
   KvLayout layout;
-  std::byte* pages = nullptr;  // this layer's: [num_pages] x PageBytes()
+  std::byte* pages = nullptr;  // this layer's: [num_pages], PageStride() bytes apart
   std::span<const SequenceSpan> sequences;
   // A row at position p attends to positions above p - window only (sliding windows, Beltagy et al.
   // 2020, section 3.1); 0: to all up to its own.

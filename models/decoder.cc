@@ -350,7 +350,7 @@ KvView Decoder::ViewOf(size_t index, const Batch& batch, const KvPages& kv) cons
   if (!config_.Local(layers_.begin + static_cast<int64_t>(index))) return view;
   view.window = config_.window;
   if (!batch.window_sequences.empty()) view.sequences = batch.window_sequences;
-  if (kv.window_pages > 0) view.layout.num_pages = kv.window_pages;
+  if (kv.window_layout.num_pages > 0) view.layout = kv.window_layout;
   return view;
 }
 

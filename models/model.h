@@ -40,7 +40,7 @@ struct Batch {
 struct KvPages {
   KvLayout layout;
   std::span<std::byte* const> layers;  // [layers of this stage]
-  int64_t window_pages = 0;            // of each layer that sees a window, as layout.num_pages
+  KvLayout window_layout = {};         // of layers that see a window; no pages: as the others
 };
 
 struct LayerRange {

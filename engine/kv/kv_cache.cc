@@ -54,21 +54,21 @@ absl::StatusOr<KvCache> KvCache::Create(Backend& backend, const Model& model,
   const int64_t local = config.LocalLayers(begin, end);
   const ByKind<int64_t> layers({end - begin - local, local});
   TREADLE_RETURN_IF_ERROR(CheckOptions(options, layers, backend));
-  const KvLayout layout = {.kv_heads = model.kv_heads(),
-                           .head_dim = config.head_dim,
-                           .page_size = options.page_size,
-                           .num_pages = options.num_pages[PageKind::kWhole],
-                           .dtype = options.dtype,
-                           .key_order = backend.key_order()};
-  ByKind<int64_t> layer_bytes;
+  ByKind<KvLayout> layouts;
   int64_t bytes = 0;
   for (const PageKind kind : kPageKinds) {
+    layouts[kind] = {.kv_heads = model.kv_heads(),
+                     .head_dim = config.head_dim,
+                     .page_size = options.page_size,
+                     .num_pages = options.num_pages[kind],
+                     .dtype = options.dtype,
+                     .key_order = backend.key_order(),
+                     .layers = layers[kind]};
     int64_t of_kind = 0;
-    if (__builtin_mul_overflow(layout.PageBytes(), options.num_pages[kind], &layer_bytes[kind]) ||
-        __builtin_mul_overflow(layer_bytes[kind], layers[kind], &of_kind) ||
+    if (__builtin_mul_overflow(layouts[kind].PageStride(), options.num_pages[kind], &of_kind) ||
         __builtin_add_overflow(bytes, of_kind, &bytes)) {
-      return InvalidArgument("K/V cache: ", options.num_pages, " pages of ", layout.PageBytes(),
-                             " bytes in ", end - begin,
+      return InvalidArgument("K/V cache: ", options.num_pages, " pages of ",
+                             layouts[kind].PageBytes(), " bytes in ", end - begin,
                              " layers are more bytes than a 64-bit integer holds");
     }
   }
@@ -84,45 +84,35 @@ absl::StatusOr<KvCache> KvCache::Create(Backend& backend, const Model& model,
   KvCache cache(std::move(tags));
   cache.backend_ = &backend;
   cache.num_pages_ = options.num_pages;
-  cache.layout_ = layout;
+  cache.layouts_ = layouts;
   cache.memory_ = *std::move(memory);
   std::byte* at = cache.memory_.data();
+  for (const PageKind kind : kPageKinds) {
+    cache.first_[kind] = at;
+    at += layouts[kind].PageStride() * layouts[kind].num_pages;
+  }
+  ByKind<std::byte*> part = cache.first_;
   for (int64_t layer = begin; layer < end; ++layer) {
     const PageKind kind = config.Local(layer) ? PageKind::kWindow : PageKind::kWhole;
     cache.kinds_.push_back(kind);
-    cache.layers_.push_back(at);
-    at += layer_bytes[kind];
+    cache.layers_.push_back(part[kind]);
+    part[kind] += layouts[kind].PageBytes();
   }
   return cache;
-}
-
-int64_t KvCache::whole_page_bytes() const {
-  return std::ranges::count(kinds_, PageKind::kWhole) * layout_.PageBytes();
 }
 
 std::vector<std::byte> KvCache::ReadWholePage(int32_t page, uint64_t last_tag) const {
   const std::span<const uint64_t> tags = tags_.Of(PageKind::kWhole, page);
   if (tags.back() != last_tag || std::ranges::find(tags, 0) != tags.end()) return {};
-  std::vector<std::byte> bytes;
-  bytes.reserve(static_cast<size_t>(whole_page_bytes()));
-  for (size_t layer = 0; layer < layers_.size(); ++layer) {
-    if (kinds_[layer] != PageKind::kWhole) continue;
-    const std::byte* const at = layers_[layer] + page * layout_.PageBytes();
-    bytes.insert(bytes.end(), at, at + layout_.PageBytes());
-  }
-  return bytes;
+  const std::byte* const at = first_[PageKind::kWhole] + page * whole_page_bytes();
+  return {at, at + whole_page_bytes()};
 }
 
 void KvCache::WriteWholePage(int32_t page, std::span<const std::byte> bytes,
                              std::span<const uint64_t> tags) {
   const std::span<uint64_t> slots = tags_.Of(PageKind::kWhole, page);
   std::ranges::fill(slots, 0);
-  for (size_t layer = 0; layer < layers_.size(); ++layer) {
-    if (kinds_[layer] != PageKind::kWhole) continue;
-    const auto part = bytes.first(static_cast<size_t>(layout_.PageBytes()));
-    std::ranges::copy(part, layers_[layer] + page * layout_.PageBytes());
-    bytes = bytes.subspan(part.size());
-  }
+  std::ranges::copy(bytes, first_[PageKind::kWhole] + page * whole_page_bytes());
   std::ranges::copy(tags, slots.begin());
 }
 
@@ -134,7 +124,7 @@ void KvCache::CopyPages(const ByKind<std::vector<PageCopy>>& copies) {
       left = left.subspan(together.size());
       tags_.ClearCopies(kind, together);
       for (size_t layer = 0; layer < layers_.size(); ++layer) {
-        if (kinds_[layer] == kind) backend_->CopyPages(layout_, layers_[layer], together);
+        if (kinds_[layer] == kind) backend_->CopyPages(layouts_[kind], layers_[layer], together);
       }
       tags_.SetCopies(kind, together);
     }

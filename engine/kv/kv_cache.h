@@ -1,8 +1,11 @@
 // The bytes of the K/V cache of one rank: its layers, its K/V heads. It knows pages, not requests
 // (KvSlotManager does).
 //
-// One allocation, [layers][pages of the layer's kind][page], made once. The backend fills it with
-// zeros lazily, so a page that was never written costs no memory. Pages are not cleared on reuse:
+// One allocation, [kinds][pages][layers of the kind], made once. The backend fills it with zeros
+// lazily, so a page that was never written costs no memory. A page is in one piece over all layers:
+// the system gives memory at the first write, 2 MiB at a time where it can, and that takes so long
+// (up to 5 ms in a virtual machine) that an iteration should not come upon a new piece in every
+// layer at once. Pages are not cleared on reuse:
 // attention never reads past what a sequence wrote. Tags beside the bytes say which row each slot
 // holds.
 //
@@ -44,15 +47,16 @@ class KvCache {
                                         const Options& options);
 
   // Valid as long as the cache is.
-  KvPages pages() const { return {layout_, layers_, num_pages_[PageKind::kWindow]}; }
-  const KvLayout& layout() const { return layout_; }  // of whole pages
+  KvPages pages() const {
+    return {layouts_[PageKind::kWhole], layers_, layouts_[PageKind::kWindow]};
+  }
+  const KvLayout& layout() const { return layouts_[PageKind::kWhole]; }
   const PageCounts& num_pages() const { return num_pages_; }
 
   SlotTags& tags() { return tags_; }
 
-  // The bytes of a whole page in all layers of its kind, one after the other. For a cache in the
-  // host's memory.
-  int64_t whole_page_bytes() const;
+  // The bytes of a whole page in all layers of its kind. For a cache in the host's memory.
+  int64_t whole_page_bytes() const { return layouts_[PageKind::kWhole].PageStride(); }
   // Empty if the row of its last slot has another tag, or some slot holds nothing to rely on.
   std::vector<std::byte> ReadWholePage(int32_t page, uint64_t last_tag) const;
   // `bytes`: [whole_page_bytes()]; `tags`: of the page's slots from then on.
@@ -68,10 +72,11 @@ class KvCache {
 
   Backend* backend_ = nullptr;
   PageCounts num_pages_;
-  KvLayout layout_;
+  ByKind<KvLayout> layouts_;
   Buffer memory_;
   SlotTags tags_;
-  std::vector<std::byte*> layers_;  // into memory_
+  ByKind<std::byte*> first_;        // the first page of a kind, in memory_
+  std::vector<std::byte*> layers_;  // the first page's part of each layer
   std::vector<PageKind> kinds_;     // of layers_
 };
 

@@ -42,15 +42,17 @@ class HostCopy {
 // The pages that an op may touch, apart from all others, in a cache of their own.
 class ScratchPages {
  public:
-  ScratchPages(const KvLayout& layout, std::byte* pages) : layout_(layout), pages_(pages) {
+  ScratchPages(const KvLayout& layout, std::byte* pages)
+      : layout_(layout), pages_(pages), stride_(layout.PageStride()) {
     layout_.num_pages = 0;
+    layout_.layers = 1;
   }
 
   // Gives the page's number here.
   int32_t Add(int32_t page) {
     const auto [entry, fresh] = numbers_.try_emplace(page, static_cast<int32_t>(originals_.size()));
     if (fresh) {
-      const std::byte* const from = pages_ + page * layout_.PageBytes();
+      const std::byte* const from = pages_ + page * stride_;
       bytes_.insert(bytes_.end(), from, from + layout_.PageBytes());
       originals_.push_back(page);
       ++layout_.num_pages;
@@ -61,13 +63,12 @@ class ScratchPages {
   std::byte* data() { return bytes_.data(); }
   // By number here.
   int32_t OriginalOf(int32_t number) const { return originals_[static_cast<size_t>(number)]; }
-  std::byte* OriginalPage(int32_t number) const {
-    return pages_ + OriginalOf(number) * layout_.PageBytes();
-  }
+  std::byte* OriginalPage(int32_t number) const { return pages_ + OriginalOf(number) * stride_; }
 
  private:
   KvLayout layout_;
   std::byte* const pages_;
+  const int64_t stride_;
   std::map<int32_t, int32_t> numbers_;
   std::vector<int32_t> originals_;
   std::vector<std::byte> bytes_;

@@ -34,7 +34,7 @@ class SequenceCache {
   std::byte* Page(int64_t position) const {
     const int32_t page = span_.pages[position / kv_.layout.page_size];
     TREADLE_CHECK(page >= 0 && page < kv_.layout.num_pages);
-    return kv_.pages + page * kv_.layout.PageBytes();
+    return kv_.pages + page * kv_.layout.PageStride();
   }
 
   const KvView& kv_;

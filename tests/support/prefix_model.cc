@@ -14,7 +14,7 @@ uint32_t Stored(int64_t layer, int32_t id) {
 
 std::byte* Slot(const KvPages& kv, int64_t layer, const SequenceSpan& span, int64_t position) {
   const int64_t page = span.pages[position / kv.layout.page_size];
-  return kv.layers[layer] + page * kv.layout.PageBytes() +
+  return kv.layers[layer] + page * kv.layout.PageStride() +
          position % kv.layout.page_size * static_cast<int64_t>(sizeof(float));
 }
 

@@ -66,7 +66,7 @@ void MakeItems(Tensor q, const KvView& kv, float scale, bool bf16, Tensor out,
         a.v = a.k + layout.PartBytes();
         a.k_scales = kv.pages + 2 * layout.PartBytes() + head * head_scales;
         a.v_scales = a.k_scales + layout.kv_heads * head_scales;
-        a.page_bytes = layout.PageBytes();
+        a.page_bytes = layout.PageStride();
         a.page_size = layout.page_size;
         a.pages = span.pages;
         a.out = out.Row<float>(span.first_row + begin) + head * group * layout.head_dim;

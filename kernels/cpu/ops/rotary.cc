@@ -163,7 +163,7 @@ void CpuOps::RotateAndStoreKv(Tensor q, Tensor k, Tensor v, const RotaryTable* r
       for (int64_t row = first; row < last; ++row) {
         const int64_t position = span.first_position + row - span.first_row;
         const int64_t slot = position % layout.page_size;
-        std::byte* page = kv.pages + span.pages[position / layout.page_size] * layout.PageBytes();
+        std::byte* page = kv.pages + span.pages[position / layout.page_size] * layout.PageStride();
         a.q = q.Row<float>(row);
         a.k = k.Row<float>(row);
         a.v = v.Row<float>(row);

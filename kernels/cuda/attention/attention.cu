@@ -140,7 +140,7 @@ AttentionParams MakeParams(Tensor q, const KvView& kv, const DeviceBatch& batch,
   p.out = OutputOf(out, q);
   p.q_stride = q.stride;
   p.pages = reinterpret_cast<const char*>(kv.pages);
-  p.page_bytes = layout.PageBytes();
+  p.page_bytes = layout.PageStride();
   p.part_bytes = layout.PageBytes() / 2;
   p.page_shift = std::countr_zero(static_cast<uint64_t>(layout.page_size));
   p.head_dim = narrow(layout.head_dim);

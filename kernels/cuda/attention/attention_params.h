@@ -17,7 +17,7 @@ struct AttentionParams {
   RowOutput out;   // as q
   int64_t q_stride;
   const char* pages;   // of one layer
-  int64_t page_bytes;  // of a page: K, then V
+  int64_t page_bytes;  // from page to page
   int64_t part_bytes;  // of its K
   int32_t page_shift;  // page_size = 1 << page_shift
   int32_t head_dim;

@@ -209,7 +209,7 @@ void RotateAndStoreKv(Device& device, Tensor q, Tensor k, Tensor v, const Rotary
   p.k_stride = k.stride;
   p.v_stride = v.stride;
   p.pages = reinterpret_cast<char*>(pages);
-  p.page_bytes = layout.PageBytes();
+  p.page_bytes = layout.PageStride();
   p.part_bytes = layout.PageBytes() / 2;
   p.page_shift = std::countr_zero(static_cast<uint64_t>(layout.page_size));
   p.head_dim = static_cast<int32_t>(layout.head_dim);

@@ -330,6 +330,7 @@ constexpr int64_t kCopiesPerLaunch = 480;
 struct CopyPagesParams {
   std::byte* pages;
   int64_t page_bytes;
+  int64_t stride;
   int32_t count;
   PageCopy copies[kCopiesPerLaunch];
 };
@@ -341,8 +342,8 @@ TREADLE_KERNEL(kCopyThreads) void CopyPagesKernel(CopyPagesParams p) {
   const int64_t at = 16 * (int64_t{simt::BlockX()} * kCopyThreads + simt::Thread());
   if (at >= p.page_bytes) return;
   for (int i = 0; i < p.count; ++i) {
-    const auto* from = p.pages + p.copies[i].from * p.page_bytes + at;
-    auto* to = p.pages + p.copies[i].to * p.page_bytes + at;
+    const auto* from = p.pages + p.copies[i].from * p.stride + at;
+    auto* to = p.pages + p.copies[i].to * p.stride + at;
     *reinterpret_cast<simt::Words4*>(to) = *reinterpret_cast<const simt::Words4*>(from);
   }
 }
@@ -442,8 +443,11 @@ void CudaOps::CopyPages(const KvLayout& layout, std::byte* pages,
   const auto blocks = static_cast<uint32_t>((bytes / 16 + kCopyThreads - 1) / kCopyThreads);
   while (!copies.empty() && Ready()) {
     const size_t count = std::min<size_t>(copies.size(), kCopiesPerLaunch);
-    CopyPagesParams params = {
-        .pages = pages, .page_bytes = bytes, .count = static_cast<int32_t>(count), .copies = {}};
+    CopyPagesParams params = {.pages = pages,
+                              .page_bytes = bytes,
+                              .stride = layout.PageStride(),
+                              .count = static_cast<int32_t>(count),
+                              .copies = {}};
     std::copy_n(copies.begin(), count, params.copies);
     device_->Launch(CopyPagesKernel, {.grid_x = blocks, .threads = kCopyThreads}, params);
     copies = copies.subspan(count);
