@@ -51,7 +51,7 @@ while read -r library; do
   fi
 done < <(libraries "${programs[@]}")
 strip --strip-unneeded "$out"/lib/*.so* "${programs[@]}" 2>/dev/null || true
-cp bench/gpu_run.sh bench/gpu_report.py bench/transformers_peer.py "$out/"
+cp bench/gpu_run.sh bench/gpu_report.py bench/transformers_peer.py bench/prefix_cache.py "$out/"
 
 # The default model only if there is room; else benchmarks run on random weights in the shape of real models.
 used() { du -sm "$out" | cut -f1; }

@@ -2,6 +2,7 @@
 """What the prefix cache brings and costs, over HTTP: servers of one model take turns with the same requests.
 
 usage: bench/prefix_cache.py MODEL [--llama-server PROGRAM] [--openvino] [--rounds N] [--only WHAT,...]
+                             [--treadle PROGRAM] [--serve-flags "FLAG ..."]
 
 --llama-server adds llama.cpp's server with 16 slots and its prompt cache, --openvino OpenVINO GenAI's continuous batching
 with its prefix cache, in this process: run it with a Python that has the package openvino-genai.
@@ -104,11 +105,13 @@ def main():
     parser.add_argument("model")
     parser.add_argument("--llama-server")
     parser.add_argument("--openvino", action="store_true")
+    parser.add_argument("--treadle", type=str.split, default=["build/treadle"])
+    parser.add_argument("--serve-flags", type=str.split, default=[])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", type=lambda text: text.split(","), default=MEASURES)
     options = parser.parse_args()
-    treadle = ["build/treadle", "serve", "--model", options.model, "--metrics-listen", "none", "--listen",
-               "127.0.0.1:0", "--log-requests", "off", "--kv-memory", "4G"]
+    treadle = [*options.treadle, "serve", "--model", options.model, "--metrics-listen", "none", "--listen",
+               "127.0.0.1:0", "--log-requests", "off", "--kv-memory", "4G", *options.serve_flags]
     servers = [Server(name, port, [*treadle, "--http-listen", f"127.0.0.1:{port}", "--prefix-cache", name],
                       {"return_token_ids": True}) for name, port in (("on", 18590), ("off", 18591))]
     if options.llama_server:
@@ -118,7 +121,7 @@ def main():
     if options.openvino:
         servers.append(OpenVino(options.model))
     seeds = random.Random(1)
-    draw = lambda count: [seeds.randrange(1000, 40000) for _ in range(count)]
+    draw = lambda count: [seeds.randrange(100, 1000) for _ in range(count)]
     found = {(server.name, what): [] for server in servers for what in options.only}
     for number in range(options.rounds + 1):
         shared = draw(SHARED)

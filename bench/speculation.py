@@ -2,6 +2,7 @@
 """Tokens/s with guesses of the next tokens (--speculate ngram) and without, one and the same server.
 
     bench/speculation.py --model MODEL.gguf [--draft DRAFT.gguf] [--treadle build/treadle] [--rounds 5] [--json FILE]
+                         [--serve-flags "FLAG ..."]
 
 With a draft model (--speculate draft:DRAFT) instead of n-grams where --draft names one (draft_pair.py makes one).
 
@@ -80,13 +81,14 @@ def main():
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--batches", default="1,8,32")
     parser.add_argument("--draft")
+    parser.add_argument("--serve-flags", type=str.split, default=[])
     parser.add_argument("--json")
     options = parser.parse_args()
     way = "draft" if options.draft else "ngram"
     server = subprocess.Popen([options.treadle, "serve", "--model", options.model, "--listen", "127.0.0.1:0",
                                "--http-listen", f"127.0.0.1:{options.port}", "--metrics-listen", "none",
                                "--speculate", f"draft:{options.draft}" if options.draft else "ngram",
-                               "--max-batch-size", "32"],
+                               "--max-batch-size", "32", *options.serve_flags],
                               stderr=subprocess.DEVNULL)
     try:
         for _ in range(600):
