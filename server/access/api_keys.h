@@ -38,9 +38,10 @@ class ApiKey {
  public:
   using TimePoint = std::chrono::steady_clock::time_point;
   struct Terms {
-    std::string name;                // for logs and messages
-    std::string owner;               // tells owners apart; not a secret
-    std::optional<double> requests;  // per minute; unset: no limit
+    std::string name;                                   // for logs and messages
+    std::string owner;                                  // tells owners apart; not a secret
+    static std::string NameOf(std::string_view owner);  // an owner's `name`
+    std::optional<double> requests;                     // per minute; unset: no limit
     std::optional<double> tokens;
     bool is_operator = false;
     double weight = 1;
