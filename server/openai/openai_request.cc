@@ -486,28 +486,23 @@ absl::Status ConcludeTools(std::string_view body, const ServedModel& model, Open
 void ConcludeReasoning(const ServedModel& model, OpenAiRequest& to) {
   if (!model.chat_template || !model.tokenizer) return;
   if (!to.template_arguments.empty()) to.common.template_arguments = to.template_arguments.dump();
-  const std::string& source = model.chat_template->source();
-  to.reading.reasoning = FindReasoningFormat(source);
+  to.reading.reasoning = FindReasoningFormat(model.chat_template->source());
   if (to.reading.reasoning == nullptr) return;
   to.common.special_tokens = true;  // some mark with them
   if (to.common.continue_final_message) {
     const auto& messages = std::get<std::vector<ChatMessage>>(to.prompts[0]);
     const std::string text = messages.empty() ? "" : messages.back().content.value_or("");
     to.reading.thinking = ThinkingWithin(text, *to.reading.reasoning);
-  } else if (const auto prompt = RenderChat({{"user", "a"}}, to.common, model); prompt.ok()) {
-    // The end of a prompt does not depend on the conversation.
-    to.reading.thinking = ThinkingAfter(*prompt, *to.reading.reasoning, source);
+  } else {
+    to.reading.thinking = ThinkingOfChats(to.common, *to.reading.reasoning, model);
   }
   std::optional<Constraint>& constraint = to.common.constraint;
   if (!constraint || to.reading.thinking == Thinking::kOver) return;
   const ReasoningFormat& format = *to.reading.reasoning;
-  const auto is_close = [&](const TokenizerSpec::Token& token) {
-    return token.kind == TokenKind::kControl && token.text == format.close;
-  };
   // A form allows no control tokens, so the prompt itself goes on with what is said.
   if (format.harmony()) {
     to.common.prompt_end = "<|channel|>final<|message|>";
-  } else if (std::ranges::any_of(model.tokenizer->spec().tokens, is_close)) {
+  } else if (ClosesByControlToken(format, model)) {
     if (to.reading.thinking == Thinking::kBegun) to.common.prompt_end = format.close;
     to.reading.thinking = Thinking::kOver;
   } else {
