@@ -364,8 +364,11 @@ absl::StatusOr<Json> ReadBody(std::string_view body, const ServedModel& model) {
   if (name.is_null()) return object;
   if (!name.is_string()) return Expected("model", name, "a string");
   if (model.IsCalled(name.get_ref<const std::string&>())) return object;
-  return NotFound("the model ", Cut(name.dump(), kShown), " does not exist, expected ",
-                  Json(model.name).dump());
+  std::string known = Json(model.name).dump();
+  for (const std::string& other : model.names) {
+    if (other != model.name) known += " or " + Json(other).dump();
+  }
+  return NotFound("the model ", Cut(name.dump(), kShown), " does not exist, expected ", known);
 }
 
 absl::StatusOr<OpenAiRequest> ReadOpenAiRequest(std::string_view body, bool chat,
