@@ -27,13 +27,6 @@ constexpr Sides kRanked[] = {{"query", "documents"}};
 constexpr std::string_view kPassedOver[] = {
     "model", "mm_processor_kwargs", "request_id", "return_documents", "use_activation", "user"};
 
-// What a body asks beside its texts, which are the prompts: the first side's, then the second's.
-struct Question {
-  bool rank = false;
-  size_t first = 1;   // texts of the first side: one, or as many as of the second
-  int32_t top_n = 0;  // of a ranking, how many are told; 0: all
-};
-
 // One text, or an array of some.
 absl::Status ReadTexts(std::string_view name, const Json& value, OpenAiRequest& to) {
   const Json texts = value.is_array() ? value : Json::array({value});
@@ -49,7 +42,7 @@ absl::Status ReadTexts(std::string_view name, const Json& value, OpenAiRequest& 
   return absl::OkStatus();
 }
 
-absl::Status ReadSides(const Json& object, const Sides& sides, Question& question,
+absl::Status ReadSides(const Json& object, const Sides& sides, ScoringQuestion& question,
                        OpenAiRequest& to) {
   const auto& [first, second] = sides;
   for (const std::string_view name : {first, second}) {
@@ -67,8 +60,10 @@ absl::Status ReadSides(const Json& object, const Sides& sides, Question& questio
                          second, " (", others, ")");
 }
 
-absl::StatusOr<OpenAiRequest> ReadQuestion(std::string_view body, const ServedModel& model,
-                                           Question& question) {
+}  // namespace
+
+absl::StatusOr<OpenAiRequest> ReadScoring(std::string_view body, const ServedModel& model,
+                                          ScoringQuestion& question) {
   TREADLE_ASSIGN_OR_RETURN(const Json object, ReadBody(body, model));
   const std::span<const Sides> rows =
       question.rank ? std::span<const Sides>(kRanked) : std::span<const Sides>(kScored);
@@ -98,11 +93,13 @@ absl::StatusOr<OpenAiRequest> ReadQuestion(std::string_view body, const ServedMo
   return request;
 }
 
+namespace {
+
 // Is never streamed.
 class ScoringAnswer final : public HttpAnswer {
  public:
-  ScoringAnswer(const ServedModel& model, const OpenAiRequest& request, const Question& question,
-                std::string id, int64_t created)
+  ScoringAnswer(const ServedModel& model, const OpenAiRequest& request,
+                const ScoringQuestion& question, std::string id, int64_t created)
       : model_(model),
         question_(question),
         id_(std::move(id)),
@@ -166,7 +163,7 @@ class ScoringAnswer final : public HttpAnswer {
   }
 
   const ServedModel& model_;
-  const Question question_;
+  const ScoringQuestion question_;
   const std::string id_;
   const int64_t created_;
   std::vector<std::string> documents_;  // of a ranking
@@ -180,7 +177,7 @@ class ScoringApi final : public HttpApi {
 
   const char* id_prefix() const override { return question_.rank ? "rerank-" : "score-"; }
   absl::StatusOr<OpenAiRequest> Read(std::string_view body) override {
-    return ReadQuestion(body, model_, question_);
+    return ReadScoring(body, model_, question_);
   }
   std::unique_ptr<HttpAnswer> Answer(const OpenAiRequest& request, const std::string& id,
                                      int64_t created) override {
@@ -192,7 +189,7 @@ class ScoringApi final : public HttpApi {
 
  private:
   const ServedModel& model_;
-  Question question_;  // what Read found
+  ScoringQuestion question_;  // what Read found
 };
 
 }  // namespace
