@@ -22,6 +22,7 @@ namespace treadle {
 struct LedgerArrival {
   RequestId request = 0;
   int32_t prompt_tokens = 0;
+  std::string owner;  // as in RequestSpec
 };
 
 struct LedgerMember {

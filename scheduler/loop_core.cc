@@ -334,7 +334,7 @@ void LoopCore::TakeInbox() {
   for (auto& request : inbox.arrivals) {
     next_deadline_ = std::min(next_deadline_, request->spec.deadline);
     request->arrival = now_;
-    arrivals_.push_back({request->id, request->prompt_length()});
+    arrivals_.push_back({request->id, request->prompt_length(), request->spec.owner});
     ++waiting_;
     policy_.OnArrival(*request);
     pool_.live().push_back(std::move(request));

@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "server/anthropic/messages_routes.h"
+#include "server/openai/scoring.h"
 #include "server/page/page_routes.h"
 #include "server/responses/responses_routes.h"
 
@@ -13,6 +14,7 @@ std::vector<HttpRoute> RoutesBesideOpenAi(LedgerFollower& follower, SessionEnvir
   std::vector<HttpRoute> routes = PageRoutes(follower, sessions);
   std::ranges::move(MessagesRoutes(sessions), std::back_inserter(routes));
   std::ranges::move(ResponsesRoutes(sessions), std::back_inserter(routes));
+  std::ranges::move(ScoringRoutes(sessions), std::back_inserter(routes));
   return routes;
 }
 

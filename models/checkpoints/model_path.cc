@@ -85,6 +85,10 @@ absl::Status NoModelAt(const std::string& path) {
                            " of this machine: fetch the model first, and name its path");
   }
   const std::string none = path + ": cannot be opened: there is no such file or folder";
+  if (path.find('/') == path.npos && !path.ends_with(".gguf")) {
+    return NotFound(none, ", ", kExpected, ": scripts/fetch_model.sh, beside Treadle's sources, ",
+                    "fetches the default model, and gemma-3-270m by that name; it prints the path");
+  }
   if (!IsHubName(path)) return NotFound(none, ", ", kExpected);
   if (const auto cached = InHubCache(path)) {
     return NotFound(none, "; the hub's cache has that model: name ", cached->string());

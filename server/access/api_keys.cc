@@ -23,7 +23,8 @@ constexpr char kOperator[] = "operator";
 constexpr std::string_view kWeight = "weight=";
 constexpr double kMinWeight = 0.001;
 constexpr double kMaxWeight = 1000;
-constexpr size_t kShownDigits = 8;  // of a digest, as a name
+constexpr size_t kShownDigits = 8;                                // of a digest, as a name
+constexpr std::string_view kNamed = "name ", kNameless = "key ";  // begin an owner
 
 absl::StatusOr<std::optional<double>> ParseLimit(const std::string& text) {
   if (text.empty() || text == "-") return std::optional<double>();
@@ -69,14 +70,20 @@ absl::StatusOr<ApiKey::Terms> ParseTerms(std::vector<std::string> words,
   }
   words.resize(4);
   const bool named = !words[1].empty() && words[1] != "-";
-  terms.name = named ? words[1] : "key-" + digest.substr(0, kShownDigits);
-  terms.owner = named ? "name " + words[1] : "key " + digest;
+  terms.owner = named ? Str(kNamed, words[1]) : Str(kNameless, digest);
+  terms.name = ApiKey::Terms::NameOf(terms.owner);
   TREADLE_ASSIGN_OR_RETURN(terms.requests, ParseLimit(words[2]));
   TREADLE_ASSIGN_OR_RETURN(terms.tokens, ParseLimit(words[3]));
   return terms;
 }
 
 }  // namespace
+
+std::string ApiKey::Terms::NameOf(std::string_view owner) {
+  if (owner.starts_with(kNamed)) return std::string(owner.substr(kNamed.size()));
+  if (!owner.starts_with(kNameless)) return "";
+  return Str("key-", owner.substr(kNameless.size(), kShownDigits));
+}
 
 ApiKey::ApiKey(Terms terms, TimePoint now)
     : terms_(std::move(terms)),

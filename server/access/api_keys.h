@@ -4,11 +4,11 @@
 //
 // "-" is no name or no limit, 0 suspends the key. Keys of one name are one owner's: a new key
 // beside or instead of an old one has what the old one asked for. A key without a name is an owner
-// of its own, wherever its line stands. An operator sees all owners' request ids in the ledger, and
-// may follow what is cached. Under --policy fair-share an owner gets N times the tokens of one with
-// weight 1; where its keys differ, that of its latest request. A
-// change of the file is taken over within a second or two; a file that cannot be read then is
-// reported, and the keys stay as they were.
+// of its own, wherever its line stands. An operator sees all owners' names and request ids in the
+// ledger, and may follow what is cached. Under --policy fair-share an owner gets N times the tokens
+// of one with weight 1; where its keys differ, that of its latest request. A change of the file is
+// taken over within a second or two; a file that cannot be read then is reported, and the keys stay
+// as they were.
 //
 // Only SHA-256 digests are kept, and each lookup compares with all of them in constant time. No
 // message contains a key. Limits are token buckets of one minute's capacity: a call needs one
@@ -38,9 +38,10 @@ class ApiKey {
  public:
   using TimePoint = std::chrono::steady_clock::time_point;
   struct Terms {
-    std::string name;                // for logs and messages
-    std::string owner;               // tells owners apart; not a secret
-    std::optional<double> requests;  // per minute; unset: no limit
+    std::string name;                                   // for logs and messages
+    std::string owner;                                  // tells owners apart; not a secret
+    static std::string NameOf(std::string_view owner);  // an owner's `name`
+    std::optional<double> requests;                     // per minute; unset: no limit
     std::optional<double> tokens;
     bool is_operator = false;
     double weight = 1;

@@ -165,7 +165,7 @@ absl::Status ReadMessage(const std::string& name, const Json& value, const Order
   return absl::OkStatus();
 }
 
-absl::Status ReadMessages(const Json& value, MessagesRequest& to) {
+absl::Status ReadMessages(const std::string& /*name*/, const Json& value, MessagesRequest& to) {
   if (!value.is_array()) return Expected("messages", value, "an array of messages");
   const Ordered written = Ordered::parse(MemberText(to.body, "messages"));
   for (size_t i = 0; i < value.size(); ++i) {
@@ -181,7 +181,7 @@ absl::Status ReadMessages(const Json& value, MessagesRequest& to) {
   return absl::OkStatus();
 }
 
-absl::Status ReadTools(const Json& value, MessagesRequest& to) {
+absl::Status ReadTools(const std::string& /*name*/, const Json& value, MessagesRequest& to) {
   constexpr std::string_view kWithoutEffect[] = {"allowed_callers", "cache_control",
                                                  "defer_loading", "eager_input_streaming",
                                                  "input_examples"};
@@ -195,7 +195,7 @@ absl::Status ReadTools(const Json& value, MessagesRequest& to) {
   return absl::OkStatus();
 }
 
-absl::Status ReadToolChoice(const Json& value, MessagesRequest& to) {
+absl::Status ReadToolChoice(const std::string& /*name*/, const Json& value, MessagesRequest& to) {
   using Mode = ToolChoice::Mode;
   constexpr std::pair<std::string_view, Mode> kTypes[] = {{"auto", Mode::kAuto},
                                                           {"any", Mode::kRequired},
@@ -254,8 +254,8 @@ absl::Status ReadForm(std::vector<std::string_view> path, const std::string& nam
   return absl::OkStatus();
 }
 
-absl::Status ReadOutputConfig(const Json& value, MessagesRequest& to) {
-  return ReadMembers("output_config", value,
+absl::Status ReadOutputConfig(const std::string& name, const Json& value, MessagesRequest& to) {
+  return ReadMembers(name, value,
                      {{"effort",
                        [&](const auto& where, const Json& effort) {
                          return ReadReasoningEffort(where, effort == "max" ? "xhigh" : effort, to);
@@ -266,9 +266,9 @@ absl::Status ReadOutputConfig(const Json& value, MessagesRequest& to) {
 }
 
 // Templates that let their users choose have a switch. How much is thought is the model's affair.
-absl::Status ReadThinking(const Json& value, MessagesRequest& to) {
+absl::Status ReadThinking(const std::string& name, const Json& value, MessagesRequest& to) {
   return ReadMembers(
-      "thinking", value,
+      name, value,
       {{"budget_tokens", [](const auto&, const Json&) { return absl::OkStatus(); }},
        {"display", [](const auto&, const Json&) { return absl::OkStatus(); }},
        {"type", [&](const auto& where, const Json& type) {
@@ -283,37 +283,34 @@ absl::Status ReadThinking(const Json& value, MessagesRequest& to) {
         }}});
 }
 
-absl::Status ReadSystem(const Json& value, MessagesRequest& to) {
+absl::Status ReadSystem(const std::string& name, const Json& value, MessagesRequest& to) {
   std::optional<std::string> text;
-  TREADLE_RETURN_IF_ERROR(ReadTexts("system", value, text));
+  TREADLE_RETURN_IF_ERROR(ReadTexts(name, value, text));
   to.system = text.value_or("");
   return absl::OkStatus();
 }
 
-absl::Status ReadStops(const Json& value, MessagesRequest& to) {
-  if (!value.is_array()) return Expected("stop_sequences", value, "an array of strings");
+absl::Status ReadStops(const std::string& name, const Json& value, MessagesRequest& to) {
+  if (!value.is_array()) return Expected(name, value, "an array of strings");
   for (const Json& stop : value) {
-    TREADLE_RETURN_IF_ERROR(Set(ReadText(Str("stop_sequences[", &stop - &value[0], "]"), stop),
+    TREADLE_RETURN_IF_ERROR(Set(ReadText(Str(name, "[", &stop - &value[0], "]"), stop),
                                 to.common.stopping.stop_strings.emplace_back()));
   }
   return absl::OkStatus();
 }
 
 constexpr BodyField<MessagesRequest> kFields[] = {
-    {"max_tokens",
-     [](const Json& value, MessagesRequest& to) {
-       return Set(ReadInt("max_tokens", value), to.common.stopping.max_new_tokens);
-     }},
+    {"max_tokens", Sets<ReadInt, &MessagesRequest::common, &GenerateRequest::stopping,
+                        &GenerateRequest::Stopping::max_new_tokens>},
     {"messages", ReadMessages},
-    {"model", [](const Json&, MessagesRequest&) { return absl::OkStatus(); }},  // see ReadBody
+    {"model", IsRead<MessagesRequest>},
     {"output_config", ReadOutputConfig},
     {"output_format",
-     [](const Json& value, MessagesRequest& to) {
-       return ReadForm({"output_format"}, "output_format", value, to);
+     [](const std::string& name, const Json& value, MessagesRequest& to) {
+       return ReadForm({"output_format"}, name, value, to);
      }},
     {"stop_sequences", ReadStops},
-    {"stream", [](const Json& value,
-                  MessagesRequest& to) { return Set(ReadBool("stream", value), to.stream); }},
+    {"stream", Sets<ReadBool, &MessagesRequest::stream>},
     {"system", ReadSystem},
     {"thinking", ReadThinking},
     {"tool_choice", ReadToolChoice},

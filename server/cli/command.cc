@@ -53,18 +53,24 @@ void PrintHelp(const CLI::App& app, const std::string& name) {
   std::fputs(HelpText(Describe(app, name), width, HasColours(STDOUT_FILENO)).c_str(), stdout);
 }
 
-// For the first word of the command line that is a flag, but none of the program's.
-std::string MeantFlag(const CLI::App& app, int argc, char** argv) {
-  std::vector<std::string> names;
-  for (const CLI::Option* option : app.get_options()) {
-    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
-  }
-  const std::vector<std::string_view> known(names.begin(), names.end());
+// The complaint about the first word that is a flag, but none of the command's; empty: there is no
+// such word.
+std::string UnknownFlag(const CLI::App& app, int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     const std::string_view word = argv[i];
-    const std::string_view flag = word.substr(0, word.find('='));
-    if (!flag.starts_with("--") || std::ranges::find(known, flag) != known.end()) continue;
-    return DidYouMean(flag, known);
+    if (word == "--") break;
+    if (!word.starts_with("--")) continue;
+    const std::string flag(word.substr(0, word.find('=')));
+    if (const CLI::Option* const option = app.get_option_no_throw(flag)) {
+      if (flag == word && option->get_type_size_min() > 0) ++i;  // its value
+      continue;
+    }
+    std::vector<std::string> names;
+    for (const CLI::Option* option : app.get_options()) {
+      for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+    }
+    const std::vector<std::string_view> known(names.begin(), names.end());
+    return Str("'", flag, "' is no flag of this command", DidYouMean(flag, known));
   }
   return "";
 }
@@ -135,11 +141,10 @@ std::optional<int> ParseFlags(CLI::App& app, const char* command, int argc, char
   } catch (const CLI::CallForHelp&) {
     PrintHelp(app, Invocation(command));
     return 0;
-  } catch (const CLI::ExtrasError& error) {
-    const std::string meant = MeantFlag(app, argc, argv);
-    return Complain(command, Str(error.what(), meant, " (see --help)"), 2);
   } catch (const CLI::ParseError& error) {
-    return Complain(command, std::string(error.what()) + " (see --help)", 2);
+    // The parser may complain of its value, which it takes for a model.
+    const std::string unknown = UnknownFlag(app, argc, argv);
+    return Complain(command, Str(unknown.empty() ? error.what() : unknown, " (see --help)"), 2);
   }
   return std::nullopt;
 }

@@ -9,6 +9,7 @@
 
 #include "base/status.h"
 #include "server/grpc/inference.pb.h"
+#include "server/grpc/ledger_reader.h"
 #include "server/grpc/messages.h"
 #include "server/grpc/wire_format.h"
 
@@ -321,22 +322,16 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* StartWatchLedger(
   absl::Status caller = key.status();
   v1::WatchLedgerRequest message;
   if (caller.ok()) caller = environment.sessions.refusals->Add(ParseShort(request, message));
-  const Ledger& ledger = environment.stack.ledger();
-  return StartFollow(environment, caller,
-                     [&ledger, next = message.from_start() ? 0 : ledger.end(), began = false,
-                      reader = caller.ok() && *key ? (*key)->terms() : ApiKey::Terms()](
-                         grpc::ByteBuffer& bytes) mutable {
-                       uint64_t lost = 0;
-                       const auto records = ledger.Read(next, 1, lost);
-                       // From the start means what is still in the ring; only what slips away later
-                       // is a loss.
-                       if (!std::exchange(began, true)) lost = 0;
-                       if (records.empty()) return false;
-                       v1::LedgerRecord record;
-                       FillLedgerRecord(*records.front(), lost, reader, record);
-                       bytes = Serialize(record);
-                       return true;
-                     });
+  return StartFollow(
+      environment, caller,
+      [reader = LedgerReader(environment.stack.ledger(), message.from_start(),
+                             caller.ok() && *key ? (*key)->terms() : ApiKey::Terms())](
+          grpc::ByteBuffer& bytes) mutable {
+        v1::LedgerRecord record;
+        if (!reader.Next(record)) return false;
+        bytes = Serialize(record);
+        return true;
+      });
 }
 
 }  // namespace treadle

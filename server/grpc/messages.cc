@@ -222,10 +222,14 @@ void FillLedgerRecord(const LedgerRecord& record, uint64_t lost, const ApiKey::T
   message.set_epoch(record.epoch);
   message.set_iteration(record.iteration);
   message.set_time(record.time);
+  const auto shown = [&reader](const std::string& owner) {
+    return reader.is_operator || (!reader.owner.empty() && owner == reader.owner);
+  };
   for (const LedgerArrival& arrival : record.arrivals) {
     v1::LedgerArrival* out = message.add_arrivals();
     out->set_request(arrival.request);
     out->set_prompt_tokens(arrival.prompt_tokens);
+    if (shown(arrival.owner)) out->set_key_name(ApiKey::Terms::NameOf(arrival.owner));
   }
   for (const LedgerMember& member : record.members) {
     v1::LedgerMember* out = message.add_members();
@@ -236,8 +240,7 @@ void FillLedgerRecord(const LedgerRecord& record, uint64_t lost, const ApiKey::T
   for (const LedgerEnd& end : record.ends) {
     v1::LedgerEnd* out = message.add_ends();
     out->set_request(end.request);
-    const bool own = !reader.owner.empty() && end.owner == reader.owner;
-    if (own || reader.is_operator) out->set_request_id(end.client_id);
+    if (shown(end.owner)) out->set_request_id(end.client_id);
     out->set_prompt_tokens(end.prompt_tokens);
     out->set_output_tokens(end.output_tokens);
     out->set_cached_tokens(end.cached_tokens);

@@ -41,7 +41,7 @@ v1::Output& CandidateIn(uint32_t candidate, v1::GenerateResponse& answer);
 void Append(const v1::GenerateResponse& next, v1::GenerateResponse& answer);
 
 // Clients' request ids are for their owner and for operators: whoever has one can resume or end a
-// request. `reader`: no owner and no operator where no keys are asked for.
+// request. So are names of keys. `reader`: no owner and no operator where no keys are asked for.
 void FillLedgerRecord(const LedgerRecord& record, uint64_t lost, const ApiKey::Terms& reader,
                       v1::LedgerRecord& message);
 

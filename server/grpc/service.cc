@@ -16,6 +16,7 @@
 #include "server/grpc/reflection.h"
 #include "server/grpc/wire_format.h"
 #include "server/observe/health.h"
+#include "server/openai/tools/reasoning.h"
 
 namespace treadle {
 namespace {
@@ -32,6 +33,16 @@ using Methods = v1::Inference::WithRawCallbackMethod_Generate<
                     v1::Inference::WithRawCallbackMethod_GetLoad<
                         v1::Inference::WithRawCallbackMethod_WatchLedger<
                             v1::Inference::Service>>>>>>>>>;
+
+// The first mark of what the model thinks, if chats' prompts have it and their answers the last
+// one.
+std::string_view ReasoningOpened(const ServedModel& model) {
+  if (!model.chat_template || !model.tokenizer) return "";
+  const ReasoningFormat* const format = FindReasoningFormat(model.chat_template->source());
+  const bool opened = format != nullptr && !ClosesByControlToken(*format, model) &&
+                      ThinkingOfChats({}, *format, model) == Thinking::kBegun;
+  return opened ? format->open : "";
+}
 
 absl::Status NoTokenizer() {
   return absl::FailedPreconditionError("this model has no tokenizer: it serves token ids only");
@@ -128,6 +139,7 @@ class Service final : public Methods {
           response->set_backend(model().backend);
           response->set_version(TREADLE_VERSION);
           response->set_sha256(model().sha256);
+          response->set_reasoning_opened(std::string(ReasoningOpened(model())));
           if (model().sampling_defaults) {
             FillSampling(*model().sampling_defaults, *response->mutable_sampling_defaults());
           }

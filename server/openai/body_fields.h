@@ -2,8 +2,10 @@
 // InvalidArgument and begin with the field's name. Pure functions; any thread.
 #pragma once
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -24,7 +26,7 @@ absl::Status ReadSampling(const SamplingField& field, const nlohmann::json& valu
 
 // How much a model shall think: variables of templates that let their users choose, the effort or a
 // switch. `name`: of the field.
-absl::Status ReadReasoningEffort(std::string_view name, const nlohmann::json& value,
+absl::Status ReadReasoningEffort(const std::string& name, const nlohmann::json& value,
                                  OpenAiRequest& to);
 
 // Checks what holds between several fields, and what the tools of the request demand. `body`: the
@@ -35,29 +37,54 @@ absl::Status ConcludeBody(std::string_view body, const ServedModel& model, OpenA
 template <typename Request>
 struct BodyField {
   std::string_view name;
-  absl::Status (*read)(const nlohmann::json& value, Request& to);
+  absl::Status (*read)(const std::string& name, const nlohmann::json& value, Request& to);
+  OpenAiIn in = OpenAiIn::kBoth;
 };
 
-// All fields of a body, which may also have those of kSamplingFields; others are refused.
+// BodyField::read that sets a member: Sets<ReadBool, &OpenAiRequest::common, &...> that of a
+// member.
+template <auto Read, auto... member, typename Request>
+absl::Status Sets(const std::string& name, const nlohmann::json& value, Request& to) {
+  return Set(Read(name, value), (to.*....*member));
+}
+// BodyField::read of `model`, which ReadBody has read.
+template <typename Request>
+absl::Status IsRead(const std::string& /*name*/, const nlohmann::json& /*value*/, Request& /*to*/) {
+  return absl::OkStatus();
+}
+
+inline bool IsIn(OpenAiIn in, bool chat) {
+  const OpenAiIn wanted = chat ? OpenAiIn::kChat : OpenAiIn::kCompletions;
+  return (static_cast<int>(in) & static_cast<int>(wanted)) != 0;
+}
+
+// One of all fields of a body, which may also have those of kSamplingFields; others are refused.
+template <typename Request>
+absl::Status ReadField(const std::string& name, const nlohmann::json& value,
+                       std::span<const BodyField<Request>> taken,
+                       std::span<const OpenAiField> others, Request& to) {
+  const auto is = [&](const auto& field) { return field.name == name && IsIn(field.in, to.chat); };
+  if (const auto found = std::ranges::find_if(taken, is); found != taken.end()) {
+    return found->read(name, value, to);
+  }
+  std::vector<std::string_view> known;
+  for (const SamplingField& field : kSamplingFields) {
+    if (field.name == name) return ReadSampling(field, value, to);
+    known.push_back(field.name);
+  }
+  if (const auto found = std::ranges::find_if(others, is); found != others.end()) {
+    return PassOver(*found, value);
+  }
+  for (const BodyField<Request>& field : taken) {
+    if (IsIn(field.in, to.chat)) known.push_back(field.name);
+  }
+  return Unsupported("", name, known);
+}
 template <typename Request>
 absl::Status ReadFields(const nlohmann::json& object, std::span<const BodyField<Request>> taken,
                         std::span<const OpenAiField> others, Request& to) {
-  const auto read = [&](const std::string& name, const nlohmann::json& value) -> absl::Status {
-    for (const BodyField<Request>& field : taken) {
-      if (field.name == name) return field.read(value, to);
-    }
-    for (const SamplingField& field : kSamplingFields) {
-      if (field.name == name) return ReadSampling(field, value, to);
-    }
-    for (const OpenAiField& field : others) {
-      if (field.name == name) return PassOver(field, value);
-    }
-    std::vector<std::string_view> known;
-    for (const BodyField<Request>& field : taken) known.push_back(field.name);
-    return Unsupported("", name, known);
-  };
   for (const auto& [name, value] : object.items()) {
-    if (!value.is_null()) TREADLE_RETURN_IF_ERROR(read(name, value));
+    if (!value.is_null()) TREADLE_RETURN_IF_ERROR(ReadField(name, value, taken, others, to));
   }
   return absl::OkStatus();
 }
@@ -68,11 +95,9 @@ std::vector<OpenAiField> ListFields(std::span<const BodyField<Request>> taken,
                                     std::span<const OpenAiField> others) {
   constexpr auto kTaken = OpenAiField::Standing::kTaken;
   std::vector<OpenAiField> fields(others.begin(), others.end());
-  for (const BodyField<Request>& field : taken) {
-    fields.push_back({field.name, OpenAiIn::kChat, kTaken});
-  }
+  for (const BodyField<Request>& field : taken) fields.push_back({field.name, field.in, kTaken});
   for (const SamplingField& field : kSamplingFields) {
-    fields.push_back({field.name, OpenAiIn::kChat, kTaken});
+    fields.push_back({field.name, OpenAiIn::kBoth, kTaken});
   }
   return fields;
 }

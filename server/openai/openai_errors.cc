@@ -44,7 +44,7 @@ const Meaning& MeaningOf(absl::StatusCode status) {
 
 // What is asked about.
 const char* PromptOf(OpenAiKind kind) {
-  constexpr const char* kNames[] = {"prompt", "messages", "input", "messages", "input"};
+  constexpr const char* kNames[] = {"prompt", "messages", "input", "messages", "input", "a text"};
   return kNames[static_cast<size_t>(kind)];
 }
 
@@ -98,7 +98,8 @@ HttpResponse OpenAiError(const absl::Status& status, OpenAiKind kind, std::strin
     return Error(meaning.http, message, meaning.type, meaning.code,
                  meaning.http == 404 ? "model" : "", RetryAfterSeconds(status));
   }
-  const bool chat = kind != OpenAiKind::kCompletion && kind != OpenAiKind::kEmbedding;
+  const bool chat =
+      kind == OpenAiKind::kChat || kind == OpenAiKind::kMessage || kind == OpenAiKind::kResponse;
   for (const auto& [start, end] : kStarts) {
     if (!absl::StartsWith(message, start) || (chat && absl::StartsWith(start, "text"))) continue;
     // /tokenize has both, and is otherwise as completions.

@@ -12,9 +12,7 @@
 #include "server/openai/body_fields.h"
 #include "server/openai/form_fields.h"
 #include "server/openai/json/json_fields.h"
-#include "server/openai/json/json_text.h"
 #include "server/openai/openai_messages.h"
-#include "server/openai/tools/generic_tools.h"
 #include "server/openai/tools/tool_request.h"
 
 namespace treadle {
@@ -51,7 +49,7 @@ absl::Status ReadPrompts(const std::string& field, const Json& value, OpenAiRequ
 
 // -- fields ---------------------------------------------------------------------------------------
 
-absl::Status ReadMessages(const Json& value, OpenAiRequest& to) {
+absl::Status ReadMessages(const std::string& /*name*/, const Json& value, OpenAiRequest& to) {
   TREADLE_ASSIGN_OR_RETURN(std::vector<ChatMessage> messages, treadle::ReadMessages(value));
   const auto calls = [](const ChatMessage& message) {
     return !message.tool_calls.empty() || message.role == "tool";
@@ -61,34 +59,33 @@ absl::Status ReadMessages(const Json& value, OpenAiRequest& to) {
   return absl::OkStatus();
 }
 
-absl::Status ReadSeed(const Json& value, OpenAiRequest& to) {
+absl::Status ReadSeed(const std::string& name, const Json& value, OpenAiRequest& to) {
   const std::optional<Json> whole = WholeNumber(value);
-  if (!whole) return Expected("seed", value, "a whole number of 64 bits");
+  if (!whole) return Expected(name, value, "a whole number of 64 bits");
   to.common.sampling.seed = whole->get<uint64_t>();  // negative ones too
   return absl::OkStatus();
 }
 
 // An empty string stops nothing, and says so.
-absl::Status ReadStop(const Json& value, OpenAiRequest& to) {
+absl::Status ReadStop(const std::string& name, const Json& value, OpenAiRequest& to) {
   const auto add = [&to](const std::string& name, const Json& stop) -> absl::Status {
     TREADLE_ASSIGN_OR_RETURN(std::string text, ReadText(name, stop));
     if (!text.empty()) to.common.stopping.stop_strings.push_back(std::move(text));
     return absl::OkStatus();
   };
-  if (!value.is_array()) return add("stop", value);
+  if (!value.is_array()) return add(name, value);
   for (size_t i = 0; i < value.size(); ++i) {
-    TREADLE_RETURN_IF_ERROR(add(Str("stop[", i, "]"), value[i]));
+    TREADLE_RETURN_IF_ERROR(add(Str(name, "[", i, "]"), value[i]));
   }
   return absl::OkStatus();
 }
 
-absl::Status ReadLogitBias(const Json& value, OpenAiRequest& to) {
-  if (!value.is_object()) return Expected("logit_bias", value, "an object from ids to numbers");
+absl::Status ReadLogitBias(const std::string& name, const Json& value, OpenAiRequest& to) {
+  if (!value.is_object()) return Expected(name, value, "an object from ids to numbers");
   for (const auto& [key, bias] : value.items()) {
     const std::optional<int32_t> token = NumberIn<int32_t>(key);
     if (!token || !bias.is_number()) {
-      return Expected(Str("logit_bias['", Cut(key, kShown), "']"), bias,
-                      "a number, by a token's id");
+      return Expected(Str(name, "['", Cut(key, kShown), "']"), bias, "a number, by a token's id");
     }
     to.common.sampling.parameters.logit_bias.push_back({*token, bias.get<float>()});
   }
@@ -96,8 +93,8 @@ absl::Status ReadLogitBias(const Json& value, OpenAiRequest& to) {
 }
 
 // Without effect unless the answer is streamed.
-absl::Status ReadStreamOptions(const Json& value, OpenAiRequest& to) {
-  if (!value.is_object()) return Expected("stream_options", value, "an object");
+absl::Status ReadStreamOptions(const std::string& name, const Json& value, OpenAiRequest& to) {
+  if (!value.is_object()) return Expected(name, value, "an object");
   bool obfuscation = false;  // padding against who measures lengths; there is none
   constexpr std::string_view kKnown[] = {"include_usage", "continuous_usage_stats",
                                          "include_obfuscation"};
@@ -108,47 +105,46 @@ absl::Status ReadStreamOptions(const Json& value, OpenAiRequest& to) {
                                                           : nullptr;
     if (option.is_null()) continue;
     if (field == nullptr) return Unsupported("stream_options.", key, kKnown);
-    TREADLE_RETURN_IF_ERROR(Set(ReadBool("stream_options." + key, option), *field));
+    TREADLE_RETURN_IF_ERROR(Set(ReadBool(name + "." + key, option), *field));
   }
   return absl::OkStatus();
 }
 
-absl::Status ReadMaxTokens(std::string_view name, const Json& value, OpenAiRequest& to) {
+absl::Status ReadMaxTokens(const std::string& name, const Json& value, OpenAiRequest& to) {
   std::optional<int32_t>& most = to.common.stopping.max_new_tokens;
   const std::optional<int32_t> other = most;
   TREADLE_RETURN_IF_ERROR(Set(ReadInt(name, value), most));
-  to.max_tokens = name;
+  to.max_tokens = name == "max_tokens" ? "max_tokens" : "max_completion_tokens";
   if (!other || other == most) return absl::OkStatus();
   return InvalidArgument(name, " is ", *most, ", but max_completion_tokens is ", *other,
                          ", expected one of them");
 }
 
 // Two shapes: a number in completions; a flag and a number in chats.
-absl::Status ReadLogprobs(const Json& value, OpenAiRequest& to) {
+absl::Status ReadLogprobs(const std::string& name, const Json& value, OpenAiRequest& to) {
   std::optional<int32_t>& most = to.common.logprobs;
-  if (!to.chat) return Set(ReadInt("logprobs", value), most);
-  TREADLE_ASSIGN_OR_RETURN(const bool wanted, ReadBool("logprobs", value));
+  if (!to.chat) return Set(ReadInt(name, value), most);
+  TREADLE_ASSIGN_OR_RETURN(const bool wanted, ReadBool(name, value));
   if (wanted) most = 0;
   return absl::OkStatus();
 }
-absl::Status ReadTopLogprobs(const Json& value, OpenAiRequest& to) {
-  if (to.common.logprobs) return Set(ReadInt("top_logprobs", value), to.common.logprobs);
+absl::Status ReadTopLogprobs(const std::string& name, const Json& value, OpenAiRequest& to) {
+  if (to.common.logprobs) return Set(ReadInt(name, value), to.common.logprobs);
   if (value == 0) return absl::OkStatus();
   return InvalidArgument("top_logprobs is given, expected logprobs to be true then");
 }
 
 // Variables of the model's template, but for those that the server sets.
-absl::Status ReadTemplateArguments(const Json& value, OpenAiRequest& to) {
-  constexpr std::string_view kName = "chat_template_kwargs";
+absl::Status ReadTemplateArguments(const std::string& name, const Json& value, OpenAiRequest& to) {
   constexpr std::string_view kSet[] = {
       "add_generation_prompt", "bos_token", "documents", "eos_token", "messages", "tools"};
-  if (!value.is_object()) return Expected(kName, value, "an object");
+  if (!value.is_object()) return Expected(name, value, "an object");
   for (const auto& [key, argument] : value.items()) {
     if (std::ranges::find(kSet, key) == std::end(kSet)) {
       to.template_arguments[key] = argument;
       continue;
     }
-    return InvalidArgument(kName, ".", key, " is given, expected variables of the template that ",
+    return InvalidArgument(name, ".", key, " is given, expected variables of the template that ",
                            "the server does not set itself");
   }
   return absl::OkStatus();
@@ -156,7 +152,7 @@ absl::Status ReadTemplateArguments(const Json& value, OpenAiRequest& to) {
 
 }  // namespace
 
-absl::Status ReadReasoningEffort(std::string_view name, const Json& value, OpenAiRequest& to) {
+absl::Status ReadReasoningEffort(const std::string& name, const Json& value, OpenAiRequest& to) {
   constexpr std::string_view kEfforts[] = {"none", "minimal", "low", "medium", "high", "xhigh"};
   TREADLE_ASSIGN_OR_RETURN(const std::string effort, ReadText(name, value));
   if (std::ranges::find(kEfforts, effort) == std::end(kEfforts)) {
@@ -172,141 +168,98 @@ absl::Status ReadReasoningEffort(std::string_view name, const Json& value, OpenA
 
 namespace {
 
-constexpr const char* kGuided[] = {"guided_choice", "guided_grammar", "guided_json",
-                                   "guided_regex"};
-template <int i>
-absl::Status ReadGuidedField(const Json& value, OpenAiRequest& to) {
-  return ReadGuided(kGuided[i], value, to.form);
+absl::Status ReadGuidedField(const std::string& name, const Json& value, OpenAiRequest& to) {
+  return ReadGuided(name, value, to.form);
 }
 
 using enum OpenAiIn;
 using enum OpenAiField::Standing;
 
-struct Field {
-  const char* name;
-  OpenAiIn in;
-  absl::Status (*read)(const Json& value, OpenAiRequest& to);
-};
+using Common = GenerateRequest;
+using Stopping = GenerateRequest::Stopping;
+using Sampling = GenerateRequest::Sampling;
+using Reading = AnswerReader::Options;
 
 // All that are taken but kSamplingFields. In the order in which JSON objects are kept, by name.
-constexpr Field kFields[] = {
-    {"add_generation_prompt", kChat,
-     [](const Json& value, OpenAiRequest& to) {
-       return Set(ReadBool("add_generation_prompt", value), to.common.add_generation_prompt);
-     }},
-    {"add_special_tokens", kCompletions,
-     [](const Json& value, OpenAiRequest& to) {
-       return Set(ReadBool("add_special_tokens", value), to.common.add_special_tokens);
-     }},
-    {"best_of", kCompletions,
-     [](const Json& value, OpenAiRequest& to) {
-       return Set(ReadInt("best_of", value), to.best_of);
-     }},
-    {"cache_salt", kBoth,
-     [](const Json& value, OpenAiRequest& to) {
-       return Set(ReadText("cache_salt", value), to.common.cache_salt);
-     }},
-    {"chat_template_kwargs", kChat, ReadTemplateArguments},
-    {"continue_final_message", kChat,
-     [](const Json& value, OpenAiRequest& to) {
-       return Set(ReadBool("continue_final_message", value), to.common.continue_final_message);
-     }},
-    {"echo", kCompletions,
-     [](const Json& value, OpenAiRequest& to) { return Set(ReadBool("echo", value), to.echo); }},
-    {kGuided[0], kBoth, ReadGuidedField<0>},
-    {kGuided[1], kBoth, ReadGuidedField<1>},
-    {kGuided[2], kBoth, ReadGuidedField<2>},
-    {kGuided[3], kBoth, ReadGuidedField<3>},
-    {"ignore_eos", kBoth,
-     [](const Json& value, OpenAiRequest& to) {
-       return Set(ReadBool("ignore_eos", value), to.common.stopping.ignore_eos);
-     }},
-    {"include_reasoning", kChat,
-     [](const Json& value, OpenAiRequest& to) {
-       return Set(ReadBool("include_reasoning", value), to.include_reasoning);
-     }},
-    {"include_stop_str_in_output", kBoth,
-     [](const Json& value, OpenAiRequest& to) {
-       return Set(ReadBool("include_stop_str_in_output", value),
-                  to.common.stopping.include_stop_string);
-     }},
-    {"logit_bias", kBoth, ReadLogitBias},
-    {"logprobs", kBoth, ReadLogprobs},
-    {"max_completion_tokens", kBoth,
-     [](const Json& value, OpenAiRequest& to) {
-       return ReadMaxTokens("max_completion_tokens", value, to);
-     }},
-    {"max_tokens", kBoth,
-     [](const Json& value, OpenAiRequest& to) { return ReadMaxTokens("max_tokens", value, to); }},
-    {"messages", kChat, ReadMessages},
-    {"min_tokens", kBoth,
-     [](const Json& value, OpenAiRequest& to) {
-       return Set(ReadInt("min_tokens", value), to.common.stopping.min_new_tokens);
-     }},
-    {"model", kBoth, [](const Json&, OpenAiRequest&) { return absl::OkStatus(); }},  // see ReadBody
-    {"n", kBoth,
-     [](const Json& value, OpenAiRequest& to) {
-       return Set(ReadInt("n", value), to.common.sampling.num_candidates);
-     }},
-    {"parallel_tool_calls", kChat,
-     [](const Json& value, OpenAiRequest& to) {
-       return Set(ReadBool("parallel_tool_calls", value), to.reading.parallel);
-     }},
-    {"priority", kBoth,
-     [](const Json& value, OpenAiRequest& to) {
-       return Set(ReadInt("priority", value), to.common.priority);
-     }},
-    {"prompt", kCompletions,
-     [](const Json& value, OpenAiRequest& to) { return ReadPrompts("prompt", value, to); }},
-    {"prompt_logprobs", kBoth,
-     [](const Json& value, OpenAiRequest& to) {
+constexpr BodyField<OpenAiRequest> kFields[] = {
+    {"add_generation_prompt",
+     Sets<ReadBool, &OpenAiRequest::common, &Common::add_generation_prompt>, kChat},
+    {"add_special_tokens", Sets<ReadBool, &OpenAiRequest::common, &Common::add_special_tokens>,
+     kCompletions},
+    {"best_of", Sets<ReadInt, &OpenAiRequest::best_of>, kCompletions},
+    {"cache_salt", Sets<ReadText, &OpenAiRequest::common, &Common::cache_salt>, kBoth},
+    {"chat_template_kwargs", ReadTemplateArguments, kChat},
+    {"continue_final_message",
+     Sets<ReadBool, &OpenAiRequest::common, &Common::continue_final_message>, kChat},
+    {"echo", Sets<ReadBool, &OpenAiRequest::echo>, kCompletions},
+    {"guided_choice", ReadGuidedField, kBoth},
+    {"guided_grammar", ReadGuidedField, kBoth},
+    {"guided_json", ReadGuidedField, kBoth},
+    {"guided_regex", ReadGuidedField, kBoth},
+    {"ignore_eos", Sets<ReadBool, &OpenAiRequest::common, &Common::stopping, &Stopping::ignore_eos>,
+     kBoth},
+    {"include_reasoning", Sets<ReadBool, &OpenAiRequest::include_reasoning>, kChat},
+    {"include_stop_str_in_output",
+     Sets<ReadBool, &OpenAiRequest::common, &Common::stopping, &Stopping::include_stop_string>,
+     kBoth},
+    {"logit_bias", ReadLogitBias, kBoth},
+    {"logprobs", ReadLogprobs, kBoth},
+    {"max_completion_tokens", ReadMaxTokens, kBoth},
+    {"max_tokens", ReadMaxTokens, kBoth},
+    {"messages", ReadMessages, kChat},
+    {"min_tokens",
+     Sets<ReadInt, &OpenAiRequest::common, &Common::stopping, &Stopping::min_new_tokens>, kBoth},
+    {"model", IsRead<OpenAiRequest>, kBoth},
+    {"n", Sets<ReadInt, &OpenAiRequest::common, &Common::sampling, &Sampling::num_candidates>,
+     kBoth},
+    {"parallel_tool_calls", Sets<ReadBool, &OpenAiRequest::reading, &Reading::parallel>, kChat},
+    {"priority", Sets<ReadInt, &OpenAiRequest::common, &Common::priority>, kBoth},
+    {"prompt", ReadPrompts, kCompletions},
+    {"prompt_logprobs",
+     [](const std::string& name, const Json& value, OpenAiRequest& to) {
        to.prompt_logprobs = true;
-       return Set(ReadInt("prompt_logprobs", value), to.common.prompt_logprobs);
-     }},
-    {"reasoning_effort", kChat,
-     [](const Json& value, OpenAiRequest& to) {
-       return ReadReasoningEffort("reasoning_effort", value, to);
-     }},
-    {"response_format", kBoth,
-     [](const Json& value, OpenAiRequest& to) { return ReadResponseFormat(value, to.form); }},
-    {"return_token_ids", kBoth,
-     [](const Json& value, OpenAiRequest& to) {
-       return Set(ReadBool("return_token_ids", value), to.token_ids);
-     }},
-    {"seed", kBoth, ReadSeed},
-    {"skip_special_tokens", kBoth,
-     [](const Json& value, OpenAiRequest& to) -> absl::Status {
-       TREADLE_ASSIGN_OR_RETURN(const bool skip, ReadBool("skip_special_tokens", value));
+       return Set(ReadInt(name, value), to.common.prompt_logprobs);
+     },
+     kBoth},
+    {"reasoning_effort", ReadReasoningEffort, kChat},
+    {"response_format",
+     [](const std::string&, const Json& value, OpenAiRequest& to) {
+       return ReadResponseFormat(value, to.form);
+     },
+     kBoth},
+    {"return_token_ids", Sets<ReadBool, &OpenAiRequest::token_ids>, kBoth},
+    {"seed", ReadSeed, kBoth},
+    {"skip_special_tokens",
+     [](const std::string& name, const Json& value, OpenAiRequest& to) -> absl::Status {
+       TREADLE_ASSIGN_OR_RETURN(const bool skip, ReadBool(name, value));
        to.common.special_tokens = !skip;
        return absl::OkStatus();
-     }},
-    {"speculate", kBoth,
-     [](const Json& value, OpenAiRequest& to) {
-       return Set(ReadText("speculate", value), to.common.speculate);
-     }},
-    {"stop", kBoth, ReadStop},
-    {"stop_token_ids", kBoth,
-     [](const Json& value, OpenAiRequest& to) {
-       return Set(ReadIds("stop_token_ids", value), to.common.stopping.stop_token_ids);
-     }},
-    {"stream", kBoth,
-     [](const Json& value, OpenAiRequest& to) {
-       return Set(ReadBool("stream", value), to.stream);
-     }},
-    {"stream_options", kBoth, ReadStreamOptions},
-    {"structured_outputs", kBoth,
-     [](const Json& value, OpenAiRequest& to) { return ReadStructuredOutputs(value, to.form); }},
-    {"tool_choice", kChat,
-     [](const Json& value, OpenAiRequest& to) {
+     },
+     kBoth},
+    {"speculate", Sets<ReadText, &OpenAiRequest::common, &Common::speculate>, kBoth},
+    {"stop", ReadStop, kBoth},
+    {"stop_token_ids",
+     Sets<ReadIds, &OpenAiRequest::common, &Common::stopping, &Stopping::stop_token_ids>, kBoth},
+    {"stream", Sets<ReadBool, &OpenAiRequest::stream>, kBoth},
+    {"stream_options", ReadStreamOptions, kBoth},
+    {"structured_outputs",
+     [](const std::string&, const Json& value, OpenAiRequest& to) {
+       return ReadStructuredOutputs(value, to.form);
+     },
+     kBoth},
+    {"tool_choice",
+     [](const std::string&, const Json& value, OpenAiRequest& to) {
        return Set(ReadToolChoice(value), to.tool_choice);
-     }},
-    {"tools", kChat,
-     [](const Json& value, OpenAiRequest& to) { return Set(ReadTools(value), to.tools); }},
-    {"top_logprobs", kChat, ReadTopLogprobs},
-    {"truncate_prompt_tokens", kBoth,
-     [](const Json& value, OpenAiRequest& to) {
-       return Set(ReadInt("truncate_prompt_tokens", value), to.common.truncate_prompt_tokens);
-     }},
+     },
+     kChat},
+    {"tools",
+     [](const std::string&, const Json& value, OpenAiRequest& to) {
+       return Set(ReadTools(value), to.tools);
+     },
+     kChat},
+    {"top_logprobs", ReadTopLogprobs, kChat},
+    {"truncate_prompt_tokens",
+     Sets<ReadInt, &OpenAiRequest::common, &Common::truncate_prompt_tokens>, kBoth},
 };
 
 // The others.
@@ -362,10 +315,6 @@ constexpr OpenAiField kOtherFields[] = {
     {"web_search_options", kChat, kRefused},
 };
 
-bool IsIn(OpenAiIn in, bool chat) {
-  return (static_cast<int>(in) & static_cast<int>(chat ? kChat : kCompletions)) != 0;
-}
-
 }  // namespace
 
 absl::Status PassOver(const OpenAiField& field, const Json& value) {
@@ -392,21 +341,7 @@ absl::Status ReadSampling(const SamplingField& field, const Json& value, OpenAiR
 namespace {
 
 absl::Status ReadField(const std::string& name, const Json& value, OpenAiRequest& to) {
-  for (const SamplingField& field : kSamplingFields) {
-    if (field.name == name) return ReadSampling(field, value, to);
-  }
-  for (const Field& field : kFields) {
-    if (field.name == name && IsIn(field.in, to.chat)) return field.read(value, to);
-  }
-  for (const OpenAiField& field : kOtherFields) {
-    if (field.name == name && IsIn(field.in, to.chat)) return PassOver(field, value);
-  }
-  std::vector<std::string_view> known;
-  for (const SamplingField& field : kSamplingFields) known.push_back(field.name);
-  for (const Field& field : kFields) {
-    if (IsIn(field.in, to.chat)) known.emplace_back(field.name);
-  }
-  return Unsupported("", name, known);
+  return treadle::ReadField<OpenAiRequest>(name, value, kFields, kOtherFields, to);
 }
 
 absl::Status CheckEndOfPrompt(const Json& object, const OpenAiRequest& to) {
@@ -416,104 +351,6 @@ absl::Status CheckEndOfPrompt(const Json& object, const OpenAiRequest& to) {
   return InvalidArgument(
       "continue_final_message is true, expected add_generation_prompt to be "
       "false then");
-}
-
-// Checks what holds between several fields.
-absl::Status Conclude(std::string_view body, OpenAiRequest& to) {
-  if (to.prompts.empty()) return InvalidArgument(to.chat ? "messages" : "prompt", " is missing");
-  const int32_t n = to.common.sampling.num_candidates;
-  if (to.best_of && *to.best_of != n) {
-    return InvalidArgument("best_of is ", *to.best_of, ", expected n (", n,
-                           "): there is no choice of the best");
-  }
-  if (to.stream && to.prompt_logprobs) {
-    return InvalidArgument("prompt_logprobs is given, expected stream to be false then");
-  }
-  to.common.constraint = std::move(to.form.constraint);
-  if (!to.form.schema_path.empty()) {
-    for (const std::string_view name : to.form.schema_path) body = MemberText(body, name);
-    to.common.constraint->text = body;
-  }
-  if (to.echo && to.common.logprobs) {
-    std::optional<int32_t>& most = to.common.prompt_logprobs;
-    most = std::max(most.value_or(0), *to.common.logprobs);
-  }
-  std::optional<int32_t>& most_new = to.common.stopping.max_new_tokens;
-  if (most_new == -1) {  // llama.cpp's
-    most_new.reset();
-    to.common.stopping.without_limit = true;
-  }
-  if (to.echo && most_new == 0) {
-    to.prompt_only = true;
-    most_new = 1;
-  }
-  return absl::OkStatus();
-}
-
-// `body`: what the request was read from. Tools that may not be called are not told to the model.
-absl::Status ConcludeTools(std::string_view body, const ServedModel& model, OpenAiRequest& to) {
-  const bool demanded = to.tool_choice.mode == ToolChoice::Mode::kRequired;
-  if (demanded && to.tools.empty()) {
-    return InvalidArgument("tool_choice is a demand for a call, expected tools then");
-  }
-  const bool offered = !to.tools.empty() && to.tool_choice.mode != ToolChoice::Mode::kNone;
-  if ((!offered && !to.knows_tools) || !model.chat_template) return absl::OkStatus();
-  const std::string_view written = !offered                      ? ""
-                                   : to.tools_as_of_chat.empty() ? MemberText(body, "tools")
-                                                                 : to.tools_as_of_chat;
-  const ToolFormat* format = FindToolFormat(model.chat_template->source());
-  const bool generic = format == nullptr;
-  if (generic) {
-    format = &GenericToolFormat();
-    WriteToolsAsText(written, *model.chat_template,
-                     std::get<std::vector<ChatMessage>>(to.prompts[0]));
-  }
-  if (!offered) return absl::OkStatus();
-  // An answer that is nothing but calls, or a form, is held to it.
-  const bool held = demanded || to.common.constraint;
-  to.reading.tools = held ? &format->Held() : format;
-  for (const Tool& tool : to.tools) to.reading.texts[tool.name] = tool.texts;
-  if (!generic) to.common.tools = written;
-  // Some models mark calls with special tokens.
-  to.common.special_tokens = true;
-  // A model that was never taught to call writes broken JSON easily.
-  const bool always = generic && model.constraints && model.constraints->Works();
-  return ConstrainCalls(written, to.tools, to.tool_choice, to.reading.parallel, always,
-                        *to.reading.tools, to.common.constraint);
-}
-
-// Notes what the template shows of how the model thinks. `to.common.constraint` holds what is said.
-void ConcludeReasoning(const ServedModel& model, OpenAiRequest& to) {
-  if (!model.chat_template || !model.tokenizer) return;
-  if (!to.template_arguments.empty()) to.common.template_arguments = to.template_arguments.dump();
-  const std::string& source = model.chat_template->source();
-  to.reading.reasoning = FindReasoningFormat(source);
-  if (to.reading.reasoning == nullptr) return;
-  to.common.special_tokens = true;  // some mark with them
-  if (to.common.continue_final_message) {
-    const auto& messages = std::get<std::vector<ChatMessage>>(to.prompts[0]);
-    const std::string text = messages.empty() ? "" : messages.back().content.value_or("");
-    to.reading.thinking = ThinkingWithin(text, *to.reading.reasoning);
-  } else if (const auto prompt = RenderChat({{"user", "a"}}, to.common, model); prompt.ok()) {
-    // The end of a prompt does not depend on the conversation.
-    to.reading.thinking = ThinkingAfter(*prompt, *to.reading.reasoning, source);
-  }
-  std::optional<Constraint>& constraint = to.common.constraint;
-  if (!constraint || to.reading.thinking == Thinking::kOver) return;
-  const ReasoningFormat& format = *to.reading.reasoning;
-  const auto is_close = [&](const TokenizerSpec::Token& token) {
-    return token.kind == TokenKind::kControl && token.text == format.close;
-  };
-  // A form allows no control tokens, so the prompt itself goes on with what is said.
-  if (format.harmony()) {
-    to.common.prompt_end = "<|channel|>final<|message|>";
-  } else if (std::ranges::any_of(model.tokenizer->spec().tokens, is_close)) {
-    if (to.reading.thinking == Thinking::kBegun) to.common.prompt_end = format.close;
-    to.reading.thinking = Thinking::kOver;
-  } else {
-    constraint->thought = {std::string(format.open), std::string(format.close),
-                           to.reading.thinking == Thinking::kBegun};
-  }
 }
 
 }  // namespace
@@ -527,16 +364,11 @@ absl::StatusOr<Json> ReadBody(std::string_view body, const ServedModel& model) {
   if (name.is_null()) return object;
   if (!name.is_string()) return Expected("model", name, "a string");
   if (model.IsCalled(name.get_ref<const std::string&>())) return object;
-  return NotFound("the model ", Cut(name.dump(), kShown), " does not exist, expected ",
-                  Json(model.name).dump());
-}
-
-absl::Status ConcludeBody(std::string_view body, const ServedModel& model, OpenAiRequest& to) {
-  TREADLE_RETURN_IF_ERROR(Conclude(body, to));
-  TREADLE_RETURN_IF_ERROR(ConcludeTools(body, model, to));
-  if (to.chat) ConcludeReasoning(model, to);
-  if (to.common.constraint) to.common.constraint->any_whitespace = to.form.any_whitespace;
-  return absl::OkStatus();
+  std::string known = Json(model.name).dump();
+  for (const std::string& other : model.names) {
+    if (other != model.name) known += " or " + Json(other).dump();
+  }
+  return NotFound("the model ", Cut(name.dump(), kShown), " does not exist, expected ", known);
 }
 
 absl::StatusOr<OpenAiRequest> ReadOpenAiRequest(std::string_view body, bool chat,
@@ -544,20 +376,13 @@ absl::StatusOr<OpenAiRequest> ReadOpenAiRequest(std::string_view body, bool chat
   TREADLE_ASSIGN_OR_RETURN(const Json object, ReadBody(body, model));
   OpenAiRequest request{.chat = chat};
   request.common.sampling.parameters = model.sampling();
-  for (const auto& [name, value] : object.items()) {
-    if (!value.is_null()) TREADLE_RETURN_IF_ERROR(ReadField(name, value, request));
-  }
+  TREADLE_RETURN_IF_ERROR(ReadFields<OpenAiRequest>(object, kFields, kOtherFields, request));
   TREADLE_RETURN_IF_ERROR(CheckEndOfPrompt(object, request));
   TREADLE_RETURN_IF_ERROR(ConcludeBody(body, model, request));
   return request;
 }
 
-std::vector<OpenAiField> OpenAiFields() {
-  std::vector<OpenAiField> fields(std::begin(kOtherFields), std::end(kOtherFields));
-  for (const Field& field : kFields) fields.push_back({field.name, field.in, kTaken});
-  for (const SamplingField& field : kSamplingFields) fields.push_back({field.name, kBoth, kTaken});
-  return fields;
-}
+std::vector<OpenAiField> OpenAiFields() { return ListFields<OpenAiRequest>(kFields, kOtherFields); }
 
 bool SameRequest(std::string_view body, std::string_view other) {
   if (body == other) return true;
@@ -631,9 +456,7 @@ absl::StatusOr<TokenizeQuestion> ReadTokenize(std::string_view body, const Serve
     return question;
   }
   TREADLE_RETURN_IF_ERROR(CheckEndOfPrompt(object, request));
-  TREADLE_RETURN_IF_ERROR(Conclude(body, request));
-  TREADLE_RETURN_IF_ERROR(ConcludeTools(body, model, request));
-  ConcludeReasoning(model, request);
+  TREADLE_RETURN_IF_ERROR(ConcludeBody(body, model, request));
   TREADLE_RETURN_IF_ERROR(
       Set(RenderChat(std::get<std::vector<ChatMessage>>(request.prompts[0]), request.common, model),
           question.text));

@@ -25,8 +25,8 @@ namespace treadle {
 inline constexpr size_t kMaxPrompts = 128;
 inline constexpr size_t kMaxInputs = 2048;
 
-// The last two have rooms of their own; for what their fields are called in errors.
-enum class OpenAiKind : uint8_t { kCompletion, kChat, kEmbedding, kMessage, kResponse };
+// The last three have files of their own; for what their fields are called in errors.
+enum class OpenAiKind : uint8_t { kCompletion, kChat, kEmbedding, kMessage, kResponse, kScore };
 
 struct OpenAiRequest {
   using Prompt = decltype(GenerateRequest::prompt);

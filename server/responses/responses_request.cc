@@ -158,7 +158,7 @@ constexpr Item kItems[] = {
     {"reasoning", ReadThought},
 };
 
-absl::Status ReadInput(const Json& value, Asked& to) {
+absl::Status ReadInput(const std::string& /*name*/, const Json& value, Asked& to) {
   if (value.is_string()) {
     to.input.push_back({.role = "user", .content = value.get<std::string>()});
     return absl::OkStatus();
@@ -179,17 +179,17 @@ absl::Status ReadInput(const Json& value, Asked& to) {
   return absl::OkStatus();
 }
 
-absl::Status ReadPrevious(const Json& value, Asked& to) {
-  TREADLE_ASSIGN_OR_RETURN(const std::string id, ReadText("previous_response_id", value));
+absl::Status ReadPrevious(const std::string& name, const Json& value, Asked& to) {
+  TREADLE_ASSIGN_OR_RETURN(const std::string id, ReadText(name, value));
   const auto kept = (*to.find)(id);
   if (kept == nullptr) {
-    return Expected("previous_response_id", value, "the id of a response that is kept");
+    return Expected(name, value, "the id of a response that is kept");
   }
   to.earlier = kept->messages;
   return absl::OkStatus();
 }
 
-absl::Status ReadTools(const Json& value, Asked& to) {
+absl::Status ReadTools(const std::string& /*name*/, const Json& value, Asked& to) {
   constexpr std::string_view kWithoutEffect[] = {"allowed_callers", "async", "defer_loading",
                                                  "output_schema"};
   TREADLE_ASSIGN_OR_RETURN(FlatTools read, ReadFlatTools(value, MemberText(to.body, "tools"),
@@ -202,7 +202,7 @@ absl::Status ReadTools(const Json& value, Asked& to) {
   return absl::OkStatus();
 }
 
-absl::Status ReadToolChoice(const Json& value, Asked& to) {
+absl::Status ReadToolChoice(const std::string& /*name*/, const Json& value, Asked& to) {
   if (value.is_string()) return Set(treadle::ReadToolChoice(value), to.tool_choice);
   to.tool_choice = {.mode = ToolChoice::Mode::kRequired, .field = "tool_choice.name"};
   TREADLE_RETURN_IF_ERROR(ReadMembers("tool_choice", value,
@@ -245,9 +245,9 @@ absl::Status ReadFormat(const std::string& name, const Json& value, Asked& to) {
   return absl::OkStatus();
 }
 
-absl::Status ReadTextConfig(const Json& value, Asked& to) {
+absl::Status ReadTextConfig(const std::string& name, const Json& value, Asked& to) {
   return ReadMembers(
-      "text", value,
+      name, value,
       {{"format",
         [&](const auto& where, const Json& format) { return ReadFormat(where, format, to); }},
        {"verbosity", [](const auto& where, const Json& given) {
@@ -255,9 +255,9 @@ absl::Status ReadTextConfig(const Json& value, Asked& to) {
         }}});
 }
 
-absl::Status ReadReasoning(const Json& value, Asked& to) {
+absl::Status ReadReasoning(const std::string& name, const Json& value, Asked& to) {
   return ReadMembers(
-      "reasoning", value,
+      name, value,
       {{"effort", [&](const auto& where,
                       const Json& effort) { return ReadReasoningEffort(where, effort, to); }},
        {"summary", PassOverMember},  // all that was thought is told
@@ -266,28 +266,19 @@ absl::Status ReadReasoning(const Json& value, Asked& to) {
 
 constexpr BodyField<Asked> kFields[] = {
     {"input", ReadInput},
-    {"instructions",
-     [](const Json& value, Asked& to) {
-       return Set(ReadText("instructions", value), to.instructions);
-     }},
-    {"max_output_tokens",
-     [](const Json& value, Asked& to) {
-       return Set(ReadInt("max_output_tokens", value), to.common.stopping.max_new_tokens);
-     }},
+    {"instructions", Sets<ReadText, &Asked::instructions>},
+    {"max_output_tokens", Sets<ReadInt, &Asked::common, &GenerateRequest::stopping,
+                               &GenerateRequest::Stopping::max_new_tokens>},
     {"metadata",
-     [](const Json& value, Asked&) {
-       return value.is_object() ? absl::OkStatus() : Expected("metadata", value, "an object");
+     [](const std::string& name, const Json& value, Asked&) {
+       return value.is_object() ? absl::OkStatus() : Expected(name, value, "an object");
      }},
-    {"model", [](const Json&, Asked&) { return absl::OkStatus(); }},  // see ReadBody
-    {"parallel_tool_calls",
-     [](const Json& value, Asked& to) {
-       return Set(ReadBool("parallel_tool_calls", value), to.reading.parallel);
-     }},
+    {"model", IsRead<Asked>},
+    {"parallel_tool_calls", Sets<ReadBool, &Asked::reading, &AnswerReader::Options::parallel>},
     {"previous_response_id", ReadPrevious},
     {"reasoning", ReadReasoning},
-    {"store", [](const Json& value, Asked& to) { return Set(ReadBool("store", value), to.store); }},
-    {"stream",
-     [](const Json& value, Asked& to) { return Set(ReadBool("stream", value), to.stream); }},
+    {"store", Sets<ReadBool, &Asked::store>},
+    {"stream", Sets<ReadBool, &Asked::stream>},
     {"text", ReadTextConfig},
     {"tool_choice", ReadToolChoice},
     {"tools", ReadTools},

@@ -10,6 +10,7 @@
 #include "server/anthropic/messages_request.h"
 #include "server/http/http_parser.h"
 #include "server/openai/openai_request.h"
+#include "server/openai/scoring.h"
 #include "server/responses/responses_request.h"
 #include "server/session/request_validation.h"
 #include "tests/fuzz/fuzz_input.h"
@@ -20,9 +21,9 @@ namespace treadle {
 namespace {
 
 constexpr size_t kHeadBytes = 512, kBodyBytes = 2048;
-constexpr std::string_view kPaths[] = {"/v1/completions", "/v1/chat/completions", "/v1/embeddings",
-                                       "/tokenize",       "/detokenize",          "/v1/messages",
-                                       "/v1/responses"};
+constexpr std::string_view kPaths[] = {
+    "/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/tokenize", "/detokenize",
+    "/v1/messages",    "/v1/responses",        "/v1/score",      "/v1/rerank"};
 
 // Nothing: the request was refused, or is not whole. `rest`: how many bytes follow it.
 std::optional<HttpRequest> Take(std::string_view bytes, size_t cut, size_t& rest) {
@@ -45,6 +46,12 @@ absl::StatusOr<OpenAiRequest> ReadGenerating(std::string_view path, std::string_
   const ServedModel& model = FuzzedModel();
   if (path == "/v1/embeddings") return ReadEmbeddings(body, model);
   if (path == "/v1/messages") return ReadMessagesRequest(body, model);
+  if (path == "/v1/score" || path == "/v1/rerank") {
+    ScoringQuestion question{.rank = path == "/v1/rerank"};
+    auto read = ReadScoring(body, model, question);
+    TREADLE_CHECK(!read.ok() || (question.top_n >= 0 && question.first < read->prompts.size()));
+    return read;
+  }
   if (path != "/v1/responses") {
     return ReadOpenAiRequest(body, path == "/v1/chat/completions", model);
   }
@@ -132,6 +139,8 @@ std::vector<std::string> Seeds() {
       {2, R"({"input":[[1,2],[3]],"encoding_format":"base64"})"},
       {3, R"({"prompt":"abba","add_special_tokens":false})"},
       {4, R"({"tokens":[1,2,257]})"},
+      {7, R"({"text_1":["a","b"],"text_2":["c","d"]})"},
+      {8, R"({"query":"a","documents":["b","a"],"top_n":1})"},
       {5,
        R"({"max_tokens":3,"system":[{"type":"text","text":"a"}],"messages":[{"role":"assistant",)"
        R"("content":[{"type":"tool_use","id":"i","name":"f","input":{"b":1,"a":[2.5]}}]},)"

@@ -220,6 +220,21 @@ TEST(Service, TokenizeDetokenizeAndInformation) {
   EXPECT_FALSE(load.draining());
 }
 
+// Templates as those of DeepSeek R1, Qwen 3, and models that do not think.
+TEST(Service, ModelInfoSaysWhatChatsPromptsOpen) {
+  const std::string says = "{{ messages[0].content.split('</think>')[-1] }}";
+  for (const auto& [chat_template, opened] : {std::pair(says + "<think>\n", "<think>"),
+                                              {says + "<think>\n\n</think>\n\n", ""},
+                                              {"{{ messages[0].content }}<think>", ""},
+                                              {std::string("{{ messages }}"), ""}}) {
+    TestServer server({.chat_template = chat_template});
+    grpc::ClientContext context;
+    v1::GetModelInfoResponse info;
+    ASSERT_TRUE(server.stub().GetModelInfo(&context, {}, &info).ok());
+    EXPECT_EQ(info.reasoning_opened(), opened) << chat_template;
+  }
+}
+
 TEST(Service, InvalidRequestsAreAnsweredAndDisturbNothing) {
   TestServer server;
   v1::GenerateRequest bad = MakeRequest("bad", 1, 3, 5);

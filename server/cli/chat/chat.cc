@@ -95,6 +95,7 @@ class Conversation {
                              "model, or treadle generate --prompt");
     }
     DefaultToGreedy(model.has_sampling_defaults(), request_);
+    reasoning_opened_ = model.reasoning_opened();
     if (prompts_) Print(Printable(model.name()) + "; /help lists commands\n");
     while (const std::optional<std::string> message = NextMessage()) {
       if (message->empty()) continue;
@@ -167,7 +168,7 @@ class Conversation {
     Add("user", text, chat);
 
     grpc::ClientContext context;
-    ChatAnswer answer(isatty(STDOUT_FILENO) != 0, colours_);
+    ChatAnswer answer(isatty(STDOUT_FILENO) != 0, colours_, reasoning_opened_);
     v1::GenerateResponse whole;
     absl::Status status;
     std::thread reader([&] {
@@ -214,7 +215,8 @@ class Conversation {
   v1::GenerateRequest request_;
   std::string system_;
   v1::Chat turns_;
-  bool ended_ = false;  // by SIGTERM, or by SIGINT where nobody types
+  std::string reasoning_opened_;  // as of GetModelInfo
+  bool ended_ = false;            // by SIGTERM, or by SIGINT where nobody types
   const bool prompts_ = isatty(STDIN_FILENO) != 0 && isatty(STDOUT_FILENO) != 0;
   const bool colours_ = HasColours(STDOUT_FILENO);
 };

@@ -22,6 +22,13 @@ std::string Harmless(std::string_view text) {
 
 }  // namespace
 
+ChatAnswer::ChatAnswer(bool terminal, bool colours, std::string_view opened)
+    : terminal_(terminal), colours_(colours) {
+  if (const ReasoningFormat* const format = ReasoningOpenedBy(opened).format) {
+    reader_.emplace(AnswerReader::Options{.reasoning = format, .thinking = Thinking::kBegun});
+  }
+}
+
 void ChatAnswer::Decide(bool end) {
   if (reader_) return;
   const OpenedReasoning opened = ReasoningOpenedBy(held_);

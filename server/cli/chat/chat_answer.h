@@ -2,11 +2,14 @@
 // text drives the terminal. Without colours the text has the model's marks of what it thinks, and a
 // pipe gets it byte for byte.
 //
+// `opened`: GetModelInfo's reasoning_opened.
+//
 // Not thread-safe.
 #pragma once
 
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "server/openai/tools/reasoning.h"
 
@@ -14,7 +17,7 @@ namespace treadle {
 
 class ChatAnswer {
  public:
-  ChatAnswer(bool terminal, bool colours) : terminal_(terminal), colours_(colours) {}
+  ChatAnswer(bool terminal, bool colours, std::string_view opened = {});
 
   // The text to write for the next piece of the answer.
   std::string Push(const std::string& piece);

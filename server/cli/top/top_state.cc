@@ -46,12 +46,14 @@ void TopState::Add(const v1::LedgerRecord& record, Time now) {
     waiting_.clear();
   }
   for (const v1::LedgerArrival& arrival : record.arrivals()) {
-    waiting_.try_emplace(arrival.request(),
-                         Running{.since = now, .prompt_tokens = arrival.prompt_tokens()});
+    waiting_.try_emplace(arrival.request(), Running{.since = now,
+                                                    .prompt_tokens = arrival.prompt_tokens(),
+                                                    .at_least = records_ == 0,
+                                                    .key_name = arrival.key_name()});
   }
   ++records_;
   interval_.lost += record.lost();
-  AddMembers(record, gap, now);
+  AddMembers(record, now);
   AddEnds(record);
   while (!ended_at_.empty() && ended_at_.front().first + kAftermath < records_) {
     ended_.erase(ended_at_.front().second);
@@ -59,7 +61,7 @@ void TopState::Add(const v1::LedgerRecord& record, Time now) {
   }
 }
 
-void TopState::AddMembers(const v1::LedgerRecord& record, bool gap, Time now) {
+void TopState::AddMembers(const v1::LedgerRecord& record, Time now) {
   if (record.members().empty()) return;  // a heartbeat
   ++interval_.iterations;
   last_iteration_ = now;
@@ -72,13 +74,15 @@ void TopState::AddMembers(const v1::LedgerRecord& record, bool gap, Time now) {
   interval_.samples.iteration.push_back(record.compute() + record.sample());
   for (const v1::LedgerMember& member : record.members()) {
     (member.initiation() ? interval_.prompt_tokens : interval_.decode_tokens) += member.tokens();
-    waiting_.erase(member.request());
+    auto came = waiting_.extract(member.request());
     if (ended_.contains(member.request())) continue;
-    Running& request =
-        running_
-            .try_emplace(member.request(),
-                         Running{.since = now, .at_least = gap && !member.initiation()})
-            .first->second;
+    const auto [at, is_new] = running_.try_emplace(
+        member.request(), Running{.since = now, .at_least = !member.initiation()});
+    Running& request = at->second;
+    if (is_new && came) {
+      request.key_name = std::move(came.mapped().key_name);
+      if (!member.initiation()) request.prompt_tokens = came.mapped().prompt_tokens;
+    }
     (member.initiation() ? request.prompt_tokens : request.decoded_tokens) += member.tokens();
   }
 }
@@ -113,7 +117,8 @@ std::vector<TopRequest> TopState::Longest(const Requests& requests, Time now) {
                    .seconds = SecondsBetween(request.since, now),
                    .prompt_tokens = request.prompt_tokens,
                    .decoded_tokens = request.decoded_tokens,
-                   .at_least = request.at_least});
+                   .at_least = request.at_least,
+                   .key_name = request.key_name});
   }
   // Requests that ran before we looked have run longer than later ones; ids are in order of
   // arrival.

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <deque>
 #include <optional>
+#include <string>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -33,8 +34,9 @@ struct TopRequest {
   double seconds = 0;
   int64_t prompt_tokens = 0;
   int64_t decoded_tokens = 0;  // one fewer than there are: the first comes with the prompt's end
-  // It ran before we looked: there may be more of all three.
+  // It was there before we looked: there may be more of all three.
   bool at_least = false;
+  std::string key_name = {};  // of the API key that asks; empty: none, or it is not shown to us
 };
 
 // Where the time went, 0 to 1: the first five are all of it; schedule is another thread's, at the
@@ -66,7 +68,7 @@ struct TopNumbers {
   int64_t pages_used = 0;
   int64_t pages_total = 0;
   std::vector<TopRequest> longest = {};  // first the one that runs longest; at most kTopRequests
-  // The same of those that wait and that we saw come; nothing is decoded of them.
+  // The same of those that wait; nothing is decoded of them.
   std::vector<TopRequest> longest_waiting = {};
   double since_iteration = 0;  // seconds since the last iteration, or since we look
 
@@ -118,6 +120,7 @@ class TopState {
     int64_t prompt_tokens = 0;
     int64_t decoded_tokens = 0;
     bool at_least = false;
+    std::string key_name = {};
   };
   struct Samples {
     std::vector<double> iteration, queued, first_token, per_token;
@@ -135,7 +138,7 @@ class TopState {
   };
 
   bool IsNew(const v1::LedgerRecord& record);
-  void AddMembers(const v1::LedgerRecord& record, bool gap, Time now);
+  void AddMembers(const v1::LedgerRecord& record, Time now);
   void AddEnds(const v1::LedgerRecord& record);
   using Requests = std::unordered_map<uint64_t, Running>;
   static std::vector<TopRequest> Longest(const Requests& requests, Time now);

@@ -204,17 +204,24 @@ void AddRequests(const TopNumbers& n, size_t room, Rows& lines) {
   if ((n.longest.empty() && n.longest_waiting.empty()) || room < 3) return;
   const size_t most = lines.size() + room;
   lines.emplace_back();
-  lines.push_back(
-      {StrFormat("%10s %10s %10s %10s", "REQUEST", "RUNS", "PROMPT", "DECODED"), kBold});
-  for (const TopRequest& request : n.longest) {
-    lines.push_back(StrFormat("%10d %10s %10d %10d", request.id,
-                              (request.at_least ? ">" : "") + Span(request.seconds),
-                              request.prompt_tokens, request.decoded_tokens));
-  }
-  for (const TopRequest& request : n.longest_waiting) {
-    lines.push_back({StrFormat("%10d %10s %10d %10s  waits %s", request.id, "-",
-                               request.prompt_tokens, "-", Span(request.seconds)),
-                     kYellow});
+  const auto add = [&](const std::vector<std::string>& cells, const std::string& key,
+                       std::string_view style) {
+    std::string line;
+    for (const std::string& cell : cells) absl::StrAppendFormat(&line, "%10s ", cell);
+    lines.push_back({line + (key.empty() ? "" : " " + key), style});
+  };
+  const auto named = [](const TopRequest& request) { return !request.key_name.empty(); };
+  const bool keys =
+      std::ranges::any_of(n.longest, named) || std::ranges::any_of(n.longest_waiting, named);
+  add({"REQUEST", "WAITS", "RUNS", "PROMPT", "DECODED"}, keys ? "KEY" : "", kBold);
+  for (const auto* requests : {&n.longest, &n.longest_waiting}) {
+    const bool runs = requests == &n.longest;
+    for (const TopRequest& each : *requests) {
+      const std::string time = (each.at_least ? ">" : "") + Span(each.seconds);
+      add({absl::StrCat(each.id), runs ? "-" : time, runs ? time : "-",
+           absl::StrCat(each.prompt_tokens), runs ? absl::StrCat(each.decoded_tokens) : "-"},
+          each.key_name, runs ? "" : kYellow);
+    }
   }
   lines.resize(std::min(lines.size(), most));
 }
@@ -226,7 +233,8 @@ Json ToJson(const std::vector<TopRequest>& requests) {
                    {"seconds", request.seconds},
                    {"prompt_tokens", request.prompt_tokens},
                    {"decoded_tokens", request.decoded_tokens},
-                   {"at_least", request.at_least}});
+                   {"at_least", request.at_least},
+                   {"key", request.key_name}});
   }
   return all;
 }

@@ -90,6 +90,19 @@ Thinking ThinkingAfter(std::string_view prompt, const ReasoningFormat& format,
                                                                : Thinking::kMaybe;
 }
 
+Thinking ThinkingOfChats(const GenerateRequest& request, const ReasoningFormat& format,
+                         const ServedModel& model) {
+  const auto prompt = RenderChat({{"user", "a"}}, request, model);
+  if (!prompt.ok()) return Thinking::kMaybe;
+  return ThinkingAfter(*prompt, format, model.chat_template->source());
+}
+
+bool ClosesByControlToken(const ReasoningFormat& format, const ServedModel& model) {
+  return std::ranges::any_of(model.tokenizer->spec().tokens, [&](const auto& token) {
+    return token.kind == TokenKind::kControl && token.text == format.close;
+  });
+}
+
 Thinking ThinkingWithin(std::string_view text, const ReasoningFormat& format) {
   const size_t open = format.harmony() ? text.npos : text.rfind(format.open);
   const bool begun = open != text.npos && text.find(format.close, open) == text.npos;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "server/openai/tools/tool_calls.h"
+#include "server/session/request_validation.h"
 
 namespace treadle {
 
@@ -44,6 +45,13 @@ enum class Thinking : uint8_t {
 };
 Thinking ThinkingAfter(std::string_view prompt, const ReasoningFormat& format,
                        std::string_view chat_template);
+
+// The same of chats as `request` asks for them: the end of a prompt does not depend on what is
+// said.
+Thinking ThinkingOfChats(const GenerateRequest& request, const ReasoningFormat& format,
+                         const ServedModel& model);
+// Whether the last mark is a control token of the model, which a text may be without.
+bool ClosesByControlToken(const ReasoningFormat& format, const ServedModel& model);
 
 // The same of an answer that goes on with `text`: what is open there goes on.
 Thinking ThinkingWithin(std::string_view text, const ReasoningFormat& format);

@@ -69,6 +69,8 @@ TEST_F(ModelPathTest, WhereNothingIsTheErrorSaysWhatToName) {
   EXPECT_THAT(
       Told("https://huggingface.co/org/tiny"),
       HasSubstr("it is a URL, expected a .gguf file or a Hugging Face folder of this machine"));
+  EXPECT_THAT(Told("gemma-3-270m"), HasSubstr("folder: scripts/fetch_model.sh, beside"));
+  EXPECT_THAT(Told("model.gguf"), testing::EndsWith("or a Hugging Face folder"));
   EXPECT_THAT(Told("org/tiny.model-1"), HasSubstr("`hf download org/tiny.model-1`"));
   const fs::path older = Cache("0123abc"), newer = Cache("4567def");
   std::ofstream(fs::path(Path("hub/models--org--tiny.model-1/refs/main"))) << "4567def";

@@ -2,6 +2,9 @@
 // and "no effect", "refused", "only `VALUE`", or what is taken.
 #pragma once
 
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
 #include <fstream>
 #include <set>
 #include <string>
@@ -44,6 +47,16 @@ inline std::set<FieldRow> DocumentedFields(const std::string& heading) {
     }
   }
   return rows;
+}
+
+// The section has `fields`, and they are called `names`, with blanks between them.
+inline void ExpectDocumented(const std::string& heading, const std::vector<OpenAiField>& fields,
+                             const char* names) {
+  EXPECT_EQ(DocumentedFields(heading), FieldRows(fields));
+  std::set<std::string> known;
+  for (const OpenAiField& field : fields) known.emplace(field.name);
+  EXPECT_THAT(known, testing::UnorderedElementsAreArray(
+                         std::vector<std::string>(absl::StrSplit(names, ' '))));
 }
 
 }  // namespace treadle

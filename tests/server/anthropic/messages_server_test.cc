@@ -7,7 +7,7 @@
 #include "base/status.h"
 #include "server/access/api_keys.h"
 #include "tests/server/access/test_certificates.h"
-#include "tests/server/http/http_client.h"
+#include "tests/server/http/http_exchange.h"
 #include "tests/server/test_server.h"
 
 namespace treadle {
@@ -22,14 +22,9 @@ const char kBody[] = R"("messages": [{"role": "user", "content": "hello"}], "tem
 // Head and body; the body of a stream is whole.
 std::string Post(const TestServer& server, const std::string& path, const std::string& body,
                  const std::string& headers = "") {
-  HttpClient client(server.http_port());
-  client.Send(Str("POST ", path, " HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n", headers,
-                  "Content-Length: ", body.size(), "\r\n\r\n", body));
-  return client.ReadAll();
+  return ExchangeText(server.http_port(), "POST " + path, body, headers);
 }
-Json BodyOf(const std::string& reply) {
-  return Json::parse(reply.substr(reply.find("\r\n\r\n") + 4), nullptr, /*exceptions=*/false);
-}
+Json BodyOf(const std::string& reply) { return ReadExchange(reply).body; }
 
 TEST(MessagesServer, AnswersAreThoseOfAChat) {
   TestServer server({.chat_template = kTemplate});

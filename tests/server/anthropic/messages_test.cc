@@ -5,9 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
-#include <set>
 
-#include "absl/strings/str_split.h"
 #include "base/status.h"
 #include "server/anthropic/messages_answer.h"
 #include "server/anthropic/messages_request.h"
@@ -25,10 +23,6 @@ const char kTools[] =
     R"("tools": [{"name": "weather", "description": "now", "cache_control": {"type": "ephemeral"},)"
     R"( "input_schema": {"type": "object", "properties": {"city": {}, "at": {}}}},)"
     R"( {"type": "custom", "name": "time"}])";
-const char kToolsOfChat[] =
-    R"(<tools>{"type": "function", "function": {"name": "weather", "description": "now", )"
-    R"("parameters": {"type": "object", "properties": {"city": {}, "at": {}}}}})"
-    R"({"type": "function", "function": {"name": "time"}}</tools>)";
 
 std::string Body(const std::string& more, const std::string& messages = kHello) {
   return Str("{\"max_tokens\": 9, ", messages, more.empty() ? "" : ", ", more, "}");
@@ -368,11 +362,7 @@ TEST(MessagesRequest, TheDocumentHasEveryField) {
       "user_profile_id workspace_id billing_policy compaction context_management "
       "fallback_credit_token fallbacks mcp_servers thread stream temperature top_p top_k "
       "output_format min_p repetition_penalty presence_penalty frequency_penalty";
-  EXPECT_EQ(DocumentedFields("## Anthropic's Messages API"), FieldRows(MessagesFields()));
-  std::set<std::string> names;
-  for (const OpenAiField& field : MessagesFields()) names.emplace(field.name);
-  EXPECT_THAT(names, testing::UnorderedElementsAreArray(
-                         std::vector<std::string>(absl::StrSplit(kNames, ' '))));
+  ExpectDocumented("## Anthropic's Messages API", MessagesFields(), kNames);
 }
 
 }  // namespace

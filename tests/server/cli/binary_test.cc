@@ -34,6 +34,10 @@ TEST(Binary, WrongUseIsOneLineAndExitCodeTwo) {
       {"serve --nonsense", "--nonsense"},
       {"serve --max-batch-siz=3", "; did you mean '--max-batch-size'? (see --help)"},
       {"generate --prompt a --top_p 1", "; did you mean '--top-p'? (see --help)"},
+      // The values of the next two are taken for models.
+      {"generate --target b --prompt a --max-new-token 3", "'--max-new-token' is no flag of this"},
+      {"bench serve --num-prompt 3", "command; did you mean '--num-prompts'? (see --help)"},
+      {"generate --prompt --top_p --timeout", "--timeout: 1 required"},
       {"generate --top-p x --prompt a", "--top-p"},
       {"generate --model a --target b --prompt a", "excludes"},
       {"generate --timeout 5 --prompt a", "--timeout is '5', expected a time"},

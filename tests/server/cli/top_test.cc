@@ -264,6 +264,35 @@ TEST(TopState, RequestsRunFromTheirFirstIterationToTheirEnd) {
   EXPECT_EQ(state.Close({}, At(16)).lost, 0u);
 }
 
+// A stream's first record names those that are there already.
+TEST(TopState, NamesOfKeysAreThoseThatArrivalsSay) {
+  TopState state(At(0));
+  v1::LedgerRecord record = Record(50, {{1, 1, false}, {2, 5, true}});
+  for (const auto& [request, name] : {std::pair(1, "alice"), {2, "bob"}, {3, "carol"}}) {
+    v1::LedgerArrival* arrival = record.add_arrivals();
+    arrival->set_request(request);
+    arrival->set_prompt_tokens(5);
+    arrival->set_key_name(name);
+  }
+  state.Add(record, At(1));
+  const auto named = [](const std::vector<TopRequest>& requests) {
+    std::vector<std::pair<std::string, bool>> found;
+    for (const TopRequest& each : requests) found.emplace_back(each.key_name, each.at_least);
+    return found;
+  };
+  using Found = std::pair<std::string, bool>;
+  TopNumbers numbers = state.Close({}, At(2));
+  EXPECT_THAT(named(numbers.longest), ElementsAre(Found("alice", true), Found("bob", false)));
+  EXPECT_THAT(named(numbers.longest_waiting), ElementsAre(Found("carol", true)));
+  EXPECT_EQ(numbers.longest[0].prompt_tokens, 5);  // all of it had run
+  // It had run before, and was not in the first iteration that we saw.
+  state.Add(Record(51, {{3, 1, false}}), At(3));
+  numbers = state.Close({}, At(4));
+  EXPECT_THAT(named(numbers.longest),
+              ElementsAre(Found("alice", true), Found("bob", false), Found("carol", true)));
+  EXPECT_THAT(numbers.longest_waiting, testing::IsEmpty());
+}
+
 // From its arrival to its first iteration, or to its end, which may come first.
 TEST(TopState, RequestsWaitFromTheirArrival) {
   const auto arrive = [](uint64_t request, int tokens, v1::LedgerRecord& record) {

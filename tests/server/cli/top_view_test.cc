@@ -66,9 +66,10 @@ TEST(TopView, TheScreenSaysWhatTheNumbersAre) {
                   "batch       mean 11.8 requests, 23.2 tokens",
                   "time        compute 90%  sample 4%  receive 1%  bubble 2%  idle 3%; host 0.2%",
                   "queued      p50 -  p99 -", "first token p50 120.0 ms  p99 1.4 s",
-                  "per token   p50 -  p99 -", "", "   REQUEST       RUNS     PROMPT    DECODED",
-                  "         7     >1m01s        512        100",
-                  "         8   500.0 ms         16          3"));
+                  "per token   p50 -  p99 -", "",
+                  "   REQUEST      WAITS       RUNS     PROMPT    DECODED ",
+                  "         7          -     >1m01s        512        100 ",
+                  "         8          -   500.0 ms         16          3 "));
 }
 
 TEST(TopView, WhoOnlyHoldsPagesIsToldApart) {
@@ -168,10 +169,21 @@ TEST(TopView, RequestsThatWaitFollowThoseThatRun) {
   report.numbers->longest_waiting = {{9, 2.5, 300, 0, false}, {10, 0.25, 16, 0, false}};
   const auto lines = TopScreen(report, 80, 24);
   ASSERT_EQ(lines.size(), 21u);
-  EXPECT_EQ(lines[19], "         9          -        300          -  waits 2.5 s");
-  EXPECT_EQ(lines[20], "        10          -         16          -  waits 250.0 ms");
+  EXPECT_EQ(lines[19], "         9      2.5 s          -        300          - ");
+  EXPECT_EQ(lines[20], "        10   250.0 ms          -         16          - ");
   EXPECT_EQ(TopScreen(report, 80, 20).size(), 20u);
   EXPECT_EQ(nlohmann::json::parse(TopJson(report))["longest_waiting"][0]["request"], 9);
+}
+
+TEST(TopView, NamesOfKeysAreAColumnWhereThereAreSome) {
+  TopReport report = SomeReport();
+  report.numbers->longest_waiting = {{9, 2.5, 300, 0, true, "a\x1b[2Jlice"}};
+  const auto lines = TopScreen(report, 80, 24);
+  ASSERT_EQ(lines.size(), 20u);
+  EXPECT_EQ(lines[16], "   REQUEST      WAITS       RUNS     PROMPT    DECODED  KEY");
+  EXPECT_EQ(lines[17], "         7          -     >1m01s        512        100 ");
+  EXPECT_EQ(lines[19], "         9     >2.5 s          -        300          -  a?[2Jlice");
+  EXPECT_EQ(nlohmann::json::parse(TopJson(report))["longest_waiting"][0]["key"], "a\x1b[2Jlice");
 }
 
 TEST(TopView, HistoriesAreBarsUpToTheirHighest) {

@@ -18,6 +18,12 @@ inline constexpr char kToolTemplate[] =
     R"("arguments": {{ c.function.arguments | tojson }}}</tool_call>{% endfor %})"
     R"({% if m.role == 'tool' %}({{ m.name }}, {{ m.tool_call_id }}){% endif %}{% endfor %})";
 
+// Of two tools, `weather` and `time`, that tests offer.
+inline constexpr char kToolsOfChat[] =
+    R"(<tools>{"type": "function", "function": {"name": "weather", "description": "now", )"
+    R"("parameters": {"type": "object", "properties": {"city": {}, "at": {}}}}})"
+    R"({"type": "function", "function": {"name": "time"}}</tools>)";
+
 inline ServedModel ChatModel(const char* chat_template = kToolTemplate) {
   ServedModel model;
   model.name = "m";

@@ -16,6 +16,7 @@
 #include "server/openai/openai_request.h"
 #include "tests/server/byte_tokenizer.h"
 #include "tests/server/openai/chat_model.h"
+#include "tests/server/openai/cut_answers.h"
 #include "tests/server/without_xgrammar.h"
 
 namespace treadle {
@@ -46,38 +47,18 @@ const ReasoningFormat& FormatOf(const char* chat_template) {
 const ToolFormat* HarmonyCalls() { return FindToolFormat("<|channel|> functions."); }
 const ToolFormat* Hermes() { return FindToolFormat(R"(<tool_call>{"name": "f"}</tool_call>)"); }
 
-// As one text: "reasoning|content|name(arguments)|...", of pieces cut in each way, with a token for
-// each.
+// As one text, with a token for each piece.
 std::string Read(const AnswerReader::Options& options, const std::string& answer) {
-  const auto read = [&](const auto& next_cut) {
+  return ReadHoweverCut(answer, [&](const auto& pieces) {
     AnswerReader reader(options);
     AnswerText all;
-    const auto add = [&all](AnswerText more) {
-      all.reasoning += more.reasoning;
-      all.content += more.content;
-      all.calls.insert(all.calls.end(), more.calls.begin(), more.calls.end());
-    };
-    for (size_t at = 0; at < answer.size();) {
-      const size_t length = std::max<size_t>(1, next_cut(at) - at);
+    for (const std::string_view piece : pieces) {
       reader.BeginToken();
-      add(reader.Push(std::string_view(answer).substr(at, length)));
-      at += length;
+      Add(reader.Push(piece), all);
     }
-    add(reader.Finish());
-    std::string text = all.reasoning + "|" + all.content;
-    for (const ToolCall& call : all.calls) text += "|" + call.name + "(" + call.arguments + ")";
-    return text;
-  };
-  const std::string whole = read([&](size_t) { return answer.size(); });
-  EXPECT_EQ(read([](size_t at) { return at + 1; }), whole);
-  for (size_t cut = 1; cut < answer.size(); ++cut) {
-    EXPECT_EQ(read([&](size_t at) { return at < cut ? cut : answer.size(); }), whole) << cut;
-  }
-  std::minstd_rand random(1);
-  for (int i = 0; i < 20; ++i) {
-    EXPECT_EQ(read([&](size_t at) { return at + random() % 9; }), whole);
-  }
-  return whole;
+    Add(reader.Finish(), all);
+    return Shown(all);
+  });
 }
 
 TEST(Reasoning, TheTemplateAndThePromptShowTheFormat) {

@@ -4,9 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <random>
-
 #include "base/status.h"
+#include "tests/server/openai/cut_answers.h"
 
 namespace treadle {
 namespace {
@@ -14,42 +13,15 @@ namespace {
 const ToolFormat& Hermes() { return *FindToolFormat(R"(<tool_call>{"name": "f"}</tool_call>)"); }
 const ToolFormat& Llama() { return *FindToolFormat(R"('{"name": "' + f + '", "parameters": ')"); }
 
-// As one text: "content|name(arguments)|..."
-std::string Shown(const ToolText& read) {
-  std::string text = read.content;
-  for (const ToolCall& call : read.calls) text += "|" + call.name + "(" + call.arguments + ")";
-  return text;
-}
-
-void Add(ToolText more, ToolText& to) {
-  to.content += more.content;
-  to.calls.insert(to.calls.end(), more.calls.begin(), more.calls.end());
-}
-
-// Cut at one byte, at each byte, and at random ones: always the same.
 std::string Read(const ToolFormat& format, const std::string& answer, bool parallel = true) {
-  const auto read = [&](const auto& next_cut) {
+  return ReadHoweverCut(answer, [&](const auto& pieces) {
     ToolCallReader reader(format, parallel);
     ToolText all;
-    for (size_t at = 0; at < answer.size();) {
-      const size_t length = std::max<size_t>(1, next_cut(at) - at);
-      Add(reader.Push(std::string_view(answer).substr(at, length)), all);
-      at += length;
-    }
+    for (const std::string_view piece : pieces) Add(reader.Push(piece), all);
     Add(reader.Finish(), all);
     EXPECT_EQ(reader.called(), !all.calls.empty());
     return Shown(all);
-  };
-  const std::string whole = read([&](size_t) { return answer.size(); });
-  EXPECT_EQ(read([](size_t at) { return at + 1; }), whole);
-  for (size_t cut = 1; cut < answer.size(); ++cut) {
-    EXPECT_EQ(read([&](size_t at) { return at < cut ? cut : answer.size(); }), whole) << cut;
-  }
-  std::minstd_rand random(1);
-  for (int i = 0; i < 20; ++i) {
-    EXPECT_EQ(read([&](size_t at) { return at + random() % 9; }), whole);
-  }
-  return whole;
+  });
 }
 
 TEST(ToolCalls, TheTemplateShowsTheFormat) {

@@ -9,40 +9,25 @@
 #include "base/status.h"
 #include "server/openai/tools/reasoning.h"
 #include "server/openai/tools/tool_calls.h"
+#include "tests/server/openai/cut_answers.h"
 
 namespace treadle {
 namespace {
 
 const TextParameters kTexts = {{"f", {"city", "code"}}, {"get_weather", {"location"}}};
 
-// "content|name(arguments)|..."; the same however it is cut.
 std::string Read(const ToolFormat* format, const std::string& answer, bool parallel = true) {
   EXPECT_NE(format, nullptr);
-  const auto read = [&](size_t first, size_t step) {
+  return ReadHoweverCut(answer, [&](const auto& pieces) {
     ToolCallReader reader(*format, parallel, kTexts);
     ToolText all;
-    const auto add = [&](ToolText more) {
-      all.content += more.content;
-      all.calls.insert(all.calls.end(), more.calls.begin(), more.calls.end());
-    };
-    for (size_t at = 0, length = first; at < answer.size(); at += length, length = step) {
-      add(reader.Push(std::string_view(answer).substr(at, length)));
-    }
-    add(reader.Finish());
-    std::string text = all.content;
+    for (const std::string_view piece : pieces) Add(reader.Push(piece), all);
+    Add(reader.Finish(), all);
     for (const ToolCall& call : all.calls) {
-      text += "|" + call.name + "(" + call.arguments + ")";
       EXPECT_TRUE(nlohmann::json::parse(call.arguments).is_object());
     }
-    return text;
-  };
-  const std::string whole = read(answer.size(), 1);
-  EXPECT_EQ(read(1, 1), whole);
-  for (size_t cut = 1; cut < answer.size(); ++cut) {
-    EXPECT_EQ(read(cut, answer.size()), whole);
-    EXPECT_EQ(read(cut, 7), whole);
-  }
-  return whole;
+    return Shown(all);
+  });
 }
 
 struct Row {

@@ -7,7 +7,7 @@
 #include "base/status.h"
 #include "server/access/api_keys.h"
 #include "tests/server/access/test_certificates.h"
-#include "tests/server/http/http_client.h"
+#include "tests/server/http/http_exchange.h"
 #include "tests/server/test_server.h"
 
 namespace treadle {
@@ -21,14 +21,9 @@ const char kTemplate[] = "{% for m in messages %}{{ m.content }}{% endfor %}";
 
 std::string Ask(const TestServer& server, const std::string& method_and_path,
                 const std::string& body = "", const std::string& headers = "") {
-  HttpClient client(server.http_port());
-  client.Send(Str(method_and_path, " HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n", headers,
-                  "Content-Length: ", body.size(), "\r\n\r\n", body));
-  return client.ReadAll();
+  return ExchangeText(server.http_port(), method_and_path, body, headers);
 }
-Json BodyOf(const std::string& reply) {
-  return Json::parse(reply.substr(reply.find("\r\n\r\n") + 4), nullptr, /*exceptions=*/false);
-}
+Json BodyOf(const std::string& reply) { return ReadExchange(reply).body; }
 std::string Body(const std::string& more) {
   return Str(R"({"input": "hello", "temperature": 0, "max_output_tokens": 9)", more, "}");
 }

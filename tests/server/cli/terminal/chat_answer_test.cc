@@ -44,6 +44,21 @@ TEST(ChatAnswer, DimsWhatIsThoughtHoweverItComes) {
   }
 }
 
+// Qwen 3's thinking models and DeepSeek R1: the prompt ends with the first mark. Some write it
+// again.
+TEST(ChatAnswer, DimsWhatIsThoughtWhereThePromptHasOpenedIt) {
+  for (const std::string text : {"\nTwo.\n</think>\n\nIt is 2.", "<think>Two.</think>It is 2."}) {
+    for (size_t bytes = 1; bytes < 12; ++bytes) {
+      ChatAnswer answer(/*terminal=*/true, /*colours=*/true, "<think>");
+      EXPECT_EQ(Written(answer, text, bytes), kDimmed + "Two." + kNormal + "\n\nIt is 2.") << bytes;
+      EXPECT_EQ(answer.content(), "It is 2.");
+      ChatAnswer piped(/*terminal=*/false, /*colours=*/false, "<think>");
+      EXPECT_EQ(Written(piped, text, bytes), text);
+      EXPECT_EQ(piped.content(), "It is 2.");
+    }
+  }
+}
+
 TEST(ChatAnswer, IsWholeWhereNothingIsThought) {
   for (const std::string text : {"<thin", "", "a <think>b</think>", "Hi\n\tthere\n", "<"}) {
     for (const bool colours : {false, true}) {
