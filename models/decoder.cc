@@ -81,18 +81,20 @@ void Norm::Apply(Backend& backend, Tensor x, Tensor out, bool accumulate) const 
 
 void LayerPass::NormalizeHeads(const Norm& by, Tensor x) const {
   TREADLE_CHECK(x.stride == x.cols);
-  const Tensor heads =
-      DenseTensor(x.data, x.dtype, x.rows * x.cols / config.head_dim, config.head_dim);
+  const Tensor heads = DenseTensor(x.data, x.dtype, x.rows * x.cols / by.cols, by.cols);
   by.Apply(backend, heads, heads);
 }
 
 void LayerPass::Attend() const {
-  backend.RotateAndStoreKv(q, k, v, rotary, kv);
+  backend.RotateAndStoreKv(own_q, own_k, v, rotary, kv);
   const int64_t scalar = config.query_scalar > 0 ? config.query_scalar : config.head_dim;
-  backend.Attention(q, kv, 1 / std::sqrt(static_cast<float>(scalar)), attended);
+  backend.Attention(own_q, kv, 1 / std::sqrt(static_cast<float>(scalar)), attended);
 }
 
-absl::Status LayerPass::AddNormalized(const Norm& by, const Linear& linear, Tensor x) const {
+absl::Status LayerPass::AddProduct(const Linear& linear, Tensor x, const Norm& by) const {
+  if (!by.loaded()) {
+    return sums.Multiply(backend, linear, x, ranks, /*accumulate=*/true, hidden);
+  }
   TREADLE_RETURN_IF_ERROR(sums.Multiply(backend, linear, x, ranks, /*accumulate=*/false, half));
   by.Apply(backend, half, hidden, /*accumulate=*/true);
   return absl::OkStatus();
@@ -179,6 +181,7 @@ absl::Status Decoder::LoadTensor(WeightLoader& loader, const TensorRow& row,
   if (row.columns == Extent::kNone) {
     Norm& norm = weights.*MemberOf(kNorms, row.part);
     norm.kind = architecture_->norm;
+    norm.cols = n;
     norm.epsilon = config_.norm_epsilon;
     const float more = gguf ? 0 : architecture_->hugging_face_gain;
     float scale = 1;
@@ -286,12 +289,18 @@ absl::Status Decoder::LoadSlopes() {
 
 void Decoder::ChooseTypes() {
   for (LayerWeights& layer : layer_weights_) {
-    layer.attention_type = InputTypeOf(backend_, {&layer.q, &layer.k, &layer.v, &layer.qkv});
+    // Without norms before them, products read the residual stream as it is.
+    const bool normed = layer.attention_norm.loaded();
+    layer.attention_type = layer.ffn_type = layer.down_type = DType::kF32;
+    if (normed) {
+      layer.attention_type = InputTypeOf(backend_, {&layer.q, &layer.k, &layer.v, &layer.qkv});
+    }
     layer.out_type = InputTypeOf(backend_, {&layer.out});
     // Gather has read what experts multiply, and so has the router, which is to choose well.
-    layer.ffn_type = layer.down_type = DType::kF32;
     if (layer.router.loaded()) continue;
-    layer.ffn_type = InputTypeOf(backend_, {&layer.gate, &layer.up, &layer.gate_up});
+    if (normed) {
+      layer.ffn_type = InputTypeOf(backend_, {&layer.gate, &layer.up, &layer.gate_up});
+    }
     layer.down_type = InputTypeOf(backend_, {&layer.down});
   }
   if (last_stage()) outside_.head_type = InputTypeOf(backend_, {&head()});
@@ -316,8 +325,11 @@ absl::Status Decoder::AllocateActivations(const LoadOptions& options) {
     k_ = qkv_.Cols(q_size, kv_size);
     v_ = qkv_.Cols(q_size + kv_size, kv_size);
   } else {
-    TREADLE_RETURN_IF_ERROR(activations_->AddTogether(
-        {{&normed_, config_.hidden}, {&q_, q_size}, {&k_, kv_size}, {&v_, kv_size}}, freed));
+    TREADLE_RETURN_IF_ERROR(activations_->AddTogether({{&normed_, config_.hidden},
+                                                       {&q_, layer_weights_[0].q.weight().n()},
+                                                       {&k_, layer_weights_[0].k.weight().n()},
+                                                       {&v_, kv_size}},
+                                                      freed));
   }
   TREADLE_ASSIGN_OR_RETURN(attended_, activations_->Add(q_size));
   if (any([](const auto& layer) { return layer.gate_up.loaded(); })) {
@@ -360,10 +372,17 @@ LayerPass Decoder::PassOf(size_t index, const KvView& kv, Communicator* ranks, T
   const RotaryEmbedding& rotary = apart ? local_rotary_ : rotary_;
   const int64_t rows = hidden.rows;
   const Tensor gate = gate_.Rows(0, rows);
+  const bool rotates =
+      architecture_->rotary && config_.Rotates(layers_.begin + static_cast<int64_t>(index));
+  const auto own = [&](const Tensor& all, ShardRange heads) {
+    const int64_t cols = heads.size() * config_.head_dim;
+    return all.Rows(0, rows).Cols(all.cols == cols ? 0 : heads.begin * config_.head_dim, cols);
+  };
   return {
       .backend = backend_,
       .config = config_,
-      .rotary = architecture_->rotary ? &rotary.table() : nullptr,
+      .architecture = *architecture_,
+      .rotary = rotates ? &rotary.table() : nullptr,
       .sums = sums_,
       .ranks = ranks,
       .kv = kv,
@@ -372,6 +391,8 @@ LayerPass Decoder::PassOf(size_t index, const KvView& kv, Communicator* ranks, T
       .q = q_.Rows(0, rows),
       .k = k_.Rows(0, rows),
       .v = v_.Rows(0, rows),
+      .own_q = own(q_, heads_),
+      .own_k = own(k_, kv_range_),
       .qkv = layer.qkv.loaded() ? qkv_.Rows(0, rows) : Tensor(),
       .attended = RowsAs(layer.out_type, attended_, rows),
       .ffn_in = RowsAs(layer.ffn_type, normed_, rows),

@@ -23,7 +23,8 @@ namespace treadle {
 struct Norm {
   NormKind kind = NormKind::kRms;
   float epsilon = 0;
-  Buffer gain;  // f32
+  int64_t cols = 0;
+  Buffer gain;  // [cols] f32
   Buffer bias;  // of layer norms
   bool loaded() const { return gain.data() != nullptr; }
   // Shapes as Backend::RmsNorm's, which alone can accumulate.
@@ -41,10 +42,10 @@ struct LayerWeights {
   Norm attention_norm, ffn_norm;  // [hidden]
   Norm post_attention_norm;       // [hidden], of what is added
   Norm post_ffn_norm;             // likewise
-  Norm q_norm, k_norm;            // [head_dim]
+  Norm q_norm, k_norm;            // [head_dim], or of all heads of all ranks together
   Buffer sinks;                   // [heads] f32
-  Linear q;                       // [heads * head_dim, hidden]
-  Linear k, v;                    // [kv_heads * head_dim, hidden]
+  Linear q;                       // [heads * head_dim, hidden]; where one norm is of all: all
+  Linear k, v;                    // [kv_heads * head_dim, hidden]; likewise k
   Linear qkv;                     // the three as one
   Linear out;                     // [hidden, heads * head_dim]
   Linear gate, up;                // [ffn_hidden, hidden]
@@ -61,14 +62,16 @@ struct LayerWeights {
 struct LayerPass {
   Backend& backend;
   const ModelConfig& config;
+  const Architecture& architecture;
   const RotaryTable* rotary;  // null: nothing rotates
   RankSums& sums;
   Communicator* ranks;
   KvView kv;
   Tensor hidden;        // [num_tokens, hidden], the residual stream
   Tensor attention_in;  // [num_tokens, hidden], of the type that its products read
-  Tensor q;             // [num_tokens, heads * head_dim]
-  Tensor k, v;          // [num_tokens, kv_heads * head_dim]
+  Tensor q;             // [num_tokens, heads * head_dim], as LayerWeights::q makes it
+  Tensor k, v;          // [num_tokens, kv_heads * head_dim]; likewise k
+  Tensor own_q, own_k;  // the heads of q and k that are this rank's
   Tensor qkv;           // the three side by side, where one matrix makes them
   Tensor attended;      // [num_tokens, heads * head_dim], as the next product reads it
   Tensor ffn_in;        // [num_tokens, hidden], likewise
@@ -80,7 +83,12 @@ struct LayerPass {
   ExpertUse& expert_use;
 
   void Normalize(const Norm& by, Tensor x, Tensor out) const { by.Apply(backend, x, out); }
-  // Each head of x by itself, in place.
+  // The normalized residual stream, in `out`; the stream itself, where the model has no such norm.
+  Tensor Normalized(const Norm& by, Tensor out) const {
+    if (by.loaded()) Normalize(by, hidden, out);
+    return by.loaded() ? out : hidden;
+  }
+  // Each head of x by itself, or all together, as the norm is made; in place.
   void NormalizeHeads(const Norm& by, Tensor x) const;
   // The products share their input.
   void MatMul(Tensor x, std::initializer_list<Projection> products) const {
@@ -89,12 +97,8 @@ struct LayerPass {
   // attended = softmax(q K^T / sqrt(d)) V of each head, d its size or what the model says, once k
   // and v are in the cache; q and k rotate first.
   void Attend() const;
-  // hidden += W x + b, over all ranks.
-  absl::Status AddProduct(const Linear& linear, Tensor x) const {
-    return sums.Multiply(backend, linear, x, ranks, /*accumulate=*/true, hidden);
-  }
-  // hidden += norm(W x + b), of the sum over all ranks.
-  absl::Status AddNormalized(const Norm& by, const Linear& linear, Tensor x) const;
+  // hidden += norm(W x + b), of the sum over all ranks; without a norm where it is not loaded.
+  absl::Status AddProduct(const Linear& linear, Tensor x, const Norm& by = {}) const;
   // hidden += the weighted sum of what experts make of the rows of ffn_in, over all ranks.
   absl::Status AddExperts(const LayerWeights& weights) const;
 };

@@ -15,7 +15,7 @@ constexpr double kMaxSize = 0x1p40;  // of what nothing is allocated for
 
 constexpr bool (*kRotary)(const Architecture&) = [](const Architecture& a) { return a.rotary; };
 constexpr bool (*kLocal)(const Architecture&) = [](const Architecture& a) {
-  return a.local_layers;
+  return a.local_layers == Presence::kAlways;
 };
 constexpr bool (*kLocalBase)(const Architecture&) = [](const Architecture& a) {
   return a.local_base;
@@ -59,14 +59,14 @@ constexpr ConfigField<C> kModel[] = {
      [](const C& c) { return ArchitectureOf(c).rotary ? c.head_dim : 0; }},
     {"rope_linear_factor", &C::rope_linear_factor, "rope scaling: linear factor", kSmallest,
      kLargest},
-    {"window", &C::window, "sliding window", 1, 1 << 24, "sliding_window",
-     "attention.sliding_window", kLocal},
+    {"window", &C::window, "sliding window", 1, 1 << 24, "sliding_window", nullptr, kLocal},
     {"global_layers", &C::global_layers, "global layers before others", 0, 1 << 24},
     {"global_every", &C::global_every, "layers per global one", 1, 1 << 24,
-     "sliding_window_pattern", "attention.sliding_window_pattern", kLocal,
+     "sliding_window_pattern", nullptr, kLocal,
      [](const C& c) { return ArchitectureOf(c).global_every; }},
     {"local_rope_base", &C::local_rope_base, "rope base of local layers", kSmallest, kLargest,
      "rope_local_base_freq", "rope.freq_base_swa", kLocalBase},
+    {"unrotated_every", &C::unrotated_every, "layers per one that does not rotate", 0, 1 << 24},
     {"experts", &C::experts, "experts", 1, 1 << 12, "num_local_experts", "expert_count", kExperts,
      nullptr, "num_experts"},
     {"experts_per_token", &C::experts_per_token, "experts per token", 1, 1 << 12,

@@ -96,6 +96,11 @@ struct ModelConfig {
     return count;
   }
   double local_rope_base = 0;  // of local layers, which nothing scales; 0: they rotate as others do
+  // Of every so many layers the last has no rotary embedding; 0: all layers have it.
+  int64_t unrotated_every = 0;
+  bool Rotates(int64_t layer) const {
+    return unrotated_every == 0 || (layer + 1) % unrotated_every != 0;
+  }
 
   // Mixtures of experts: each row goes to some of the feed-forward networks of a layer, whose inner
   // features `ffn_hidden` counts. 0: a layer has one, for all rows.

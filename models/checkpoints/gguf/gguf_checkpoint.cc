@@ -22,6 +22,7 @@ class GgufCheckpoint final : public Checkpoint {
   template <typename Struct>
   absl::Status ReadFields(const std::string& prefix, const Architecture& architecture,
                           Struct& out) const;
+  absl::Status ReadWindow(const std::string& prefix, const Architecture& architecture);
   absl::Status CheckRopeKeys(const std::string& prefix) const;
   absl::Status ReadLinear(const std::string& prefix);
   absl::Status ReadRope(const std::string& prefix, const Architecture& architecture);
@@ -89,14 +90,37 @@ absl::Status GgufCheckpoint::ReadConfig() {
       ReadBias(*architecture, architecture->output_bias, {Part::kAttentionOutput});
   const std::string_view second = architecture->gguf_second_norm;
   if (!second.empty() && Find(Str("blk.0.", second, ".weight")) == nullptr) config_.layer_norms = 1;
-  if (!architecture->local_layers) {  // 0: none, as llama.cpp writes of Phi-4
-    TREADLE_ASSIGN_OR_RETURN(config_.window,
-                             file_->Integer(prefix + "attention.sliding_window", 0));
-  }
+  TREADLE_RETURN_IF_ERROR(ReadWindow(prefix, *architecture));
   if (architecture->gguf_query_scalar != nullptr) {
     config_.query_scalar = architecture->gguf_query_scalar(config_);
   }
-  return architecture->rotary ? ReadRope(prefix, *architecture) : absl::OkStatus();
+  if (architecture->rotary) TREADLE_RETURN_IF_ERROR(ReadRope(prefix, *architecture));
+  CompleteConfig(config_);
+  return absl::OkStatus();
+}
+
+// Which layers are local: each `sliding_window_pattern`-th is not, or a list says which are.
+absl::Status GgufCheckpoint::ReadWindow(const std::string& prefix,
+                                        const Architecture& architecture) {
+  // 0: none, as llama.cpp writes of Phi-4.
+  TREADLE_ASSIGN_OR_RETURN(config_.window, file_->Integer(prefix + "attention.sliding_window", 0));
+  if (config_.window == 0 || architecture.local_layers == Presence::kNever) return absl::OkStatus();
+  const std::string key = prefix + "attention.sliding_window_pattern";
+  const GgufValue* const pattern = file_->Find(key);
+  if (pattern == nullptr || pattern->numbers.size() < 2) {
+    TREADLE_ASSIGN_OR_RETURN(config_.global_every, file_->Integer(key, architecture.global_every));
+    return absl::OkStatus();
+  }
+  std::vector<bool> global;
+  for (const double local : pattern->numbers) global.push_back(local == 0);
+  const std::optional<int64_t> period = PeriodOf(global);
+  if (!period || std::ssize(global) != config_.layers) {
+    return Unimplemented(path_, ": metadata ", Quoted(key), " lists ", global.size(),
+                         " layers, expected ", config_.layers,
+                         " with global ones at regular distances");
+  }
+  config_.global_every = *period;
+  return absl::OkStatus();
 }
 
 // Whether the products of `parts` have biases. Where one has a bias, all have: those that the file

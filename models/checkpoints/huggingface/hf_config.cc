@@ -107,7 +107,9 @@ absl::Status ReadLayerTypes(const Fields& fields, bool periodic, ModelConfig& co
 // Reads which layers see a window. For Gemma that is among its sizes.
 absl::Status ReadWindow(const Fields& fields, const Architecture& architecture,
                         ModelConfig& config) {
-  if (architecture.local_layers) return ReadLayerTypes(fields, /*periodic=*/true, config);
+  if (architecture.local_layers == Presence::kAlways) {
+    return ReadLayerTypes(fields, /*periodic=*/true, config);
+  }
   const char* const window_switch = architecture.config_json.window_switch;
   bool window = true;
   if (window_switch != nullptr) {
@@ -115,6 +117,9 @@ absl::Status ReadWindow(const Fields& fields, const Architecture& architecture,
   }
   if (!window || !fields.Has("sliding_window")) return absl::OkStatus();
   TREADLE_ASSIGN_OR_RETURN(config.window, fields.Integer("sliding_window"));
+  if (architecture.local_layers == Presence::kAsStored) {
+    return ReadLayerTypes(fields, /*periodic=*/true, config);
+  }
   if (window_switch == nullptr) return absl::OkStatus();
   constexpr int64_t kOtherwise = 28;  // transformers'
   TREADLE_ASSIGN_OR_RETURN(config.global_layers,
@@ -214,6 +219,21 @@ absl::Status ReadRope(const Fields& fields, const ConfigJson& json, ModelConfig&
   return absl::OkStatus();
 }
 
+// "no_rope_layers", where it is there: 1 for each layer that rotates, 0 for one that does not.
+absl::Status ReadRotatingLayers(const Fields& fields, ModelConfig& config) {
+  constexpr const char* kName = "no_rope_layers";
+  if (!fields.Has(kName)) return absl::OkStatus();
+  std::vector<bool> unrotated;
+  for (const Json& rotates : fields.At(kName)) unrotated.push_back(rotates == 0);
+  const std::optional<int64_t> period = PeriodOf(unrotated);
+  if (!period || std::ssize(unrotated) != config.layers) {
+    return fields.Wrong(kName, Str("a number for each of ", config.layers,
+                                   " layers, 0 at regular distances and 1 elsewhere"));
+  }
+  config.unrotated_every = *period;
+  return absl::OkStatus();
+}
+
 absl::Status ReadFields(const Fields& fields, const Architecture& architecture, HfConfig& out) {
   ModelConfig& config = out.config;
   const ConfigJson& json = architecture.config_json;
@@ -247,7 +267,10 @@ absl::Status ReadFields(const Fields& fields, const Architecture& architecture, 
   }
   if (!architecture.rotary) return absl::OkStatus();
   TREADLE_RETURN_IF_ERROR(ReadRope(fields, json, config));
-  return ReadWindow(fields, architecture, config);
+  TREADLE_RETURN_IF_ERROR(ReadWindow(fields, architecture, config));
+  TREADLE_RETURN_IF_ERROR(ReadRotatingLayers(fields, config));
+  CompleteConfig(config);
+  return absl::OkStatus();
 }
 
 }  // namespace

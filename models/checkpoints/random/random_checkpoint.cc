@@ -67,6 +67,7 @@ constexpr Shape kShapes[] = {
      128, 8},
     {"gpt-oss-20b", "gpt-oss", 24, 2880, 64, 8, 2880, 201088, 131072, false, 150000, 0, 64, 2, 128,
      32, 4},
+    {"smollm3-3b", "smollm3", 36, 2048, 16, 4, 11008, 128256, 65536, true, 5e6},
 };
 
 struct Change {
@@ -140,10 +141,9 @@ ModelConfig ConfigOf(const Shape& shape) {
   config.window = shape.window;
   config.experts = shape.experts;
   config.experts_per_token = std::min(shape.experts_per_token, shape.experts);
-  if (architecture.local_layers) {
-    config.global_every = architecture.global_every;
-    if (architecture.local_base) config.local_rope_base = kLocalRopeBase;
-  }
+  if (config.window > 0) config.global_every = architecture.global_every;
+  if (architecture.local_base) config.local_rope_base = kLocalRopeBase;
+  CompleteConfig(config);
   if (shape.rope_factor > 0) config.rope_scaling = RopeScaling{.factor = shape.rope_factor};
   return config;
 }
@@ -188,11 +188,11 @@ std::vector<BFloat16> MakeNoise() {
   return values;
 }
 
-// Gains of the norms of hidden states, then of those of heads, which are ones.
-std::vector<BFloat16> MakeGains(int64_t hidden, int64_t head_dim) {
+// Gains of the norms of hidden states, then of those of queries and keys, which are ones.
+std::vector<BFloat16> MakeGains(int64_t hidden, int64_t queries) {
   constexpr int64_t kOutliers = 6;
   constexpr float kOutlierGain = 20;
-  std::vector<BFloat16> gains(static_cast<size_t>(hidden + head_dim), ToBFloat16(1));
+  std::vector<BFloat16> gains(static_cast<size_t>(hidden + queries), ToBFloat16(1));
   for (int64_t i = 0; i < kOutliers; ++i) {
     gains[static_cast<size_t>((2 * i + 1) * hidden / (2 * kOutliers))] = ToBFloat16(kOutlierGain);
   }
@@ -311,7 +311,7 @@ absl::Status RandomCheckpoint::MakeTensors() {
   }
 
   const std::vector<BFloat16> noise = MakeNoise();
-  const std::vector<BFloat16> gains = MakeGains(config_.hidden, config_.head_dim);
+  const std::vector<BFloat16> gains = MakeGains(config_.hidden, config_.heads * config_.head_dim);
   const uint64_t largest = std::ranges::max(tensors, {}, &StoredTensor::bytes).bytes;
   TREADLE_ASSIGN_OR_RETURN(noise_, MapRepeatedly(Bytes(noise), Bytes(noise).size() + largest));
   TREADLE_ASSIGN_OR_RETURN(gains_, MapRepeatedly(Bytes(gains), Bytes(gains).size()));
@@ -321,7 +321,7 @@ absl::Status RandomCheckpoint::MakeTensors() {
     const TensorRow& row = *ParseTensorName(architecture, kind_, tensor.name).row;
     const bool norm = row.columns == Extent::kNone && row.part != Part::kSinks;
     if (norm && tensor.name.ends_with(".weight")) {
-      const int64_t first = row.rows == Extent::kHeadDim ? config_.hidden : 0;
+      const int64_t first = row.rows == Extent::kHidden ? 0 : config_.hidden;
       tensor.data = gains_.get() + static_cast<size_t>(first) * sizeof(BFloat16);
     } else {
       tensor.data = noise_.get() + offset;

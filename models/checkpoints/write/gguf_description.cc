@@ -164,8 +164,18 @@ absl::Status DescribeModel(const Checkpoint& checkpoint, GgufMetadataWriter& met
     notices.push_back(Str("Treadle reads this file; llama.cpp has no ", architecture.name));
   }
   if (architecture.rotary) DescribeRope(config, architecture, prefix, metadata);
-  if (config.window > 0 && config.global_layers == 0 && !architecture.local_layers) {
+  if (config.window > 0 && config.global_layers == 0) {
     metadata.Add(prefix + "attention.sliding_window", static_cast<uint32_t>(config.window));
+    if (config.global_every > 0) {
+      metadata.Add(prefix + "attention.sliding_window_pattern",
+                   static_cast<uint32_t>(config.global_every));
+    }
+  }
+  if (architecture.unrotated_every != nullptr &&
+      config.unrotated_every != architecture.unrotated_every(config)) {
+    return Unimplemented(checkpoint.path(), ": each ", config.unrotated_every,
+                         "th layer does not rotate, expected each ",
+                         architecture.unrotated_every(config), "th, which a .gguf file means");
   }
   if (architecture.gguf_query_scalar != nullptr &&
       config.query_scalar != architecture.gguf_query_scalar(config)) {

@@ -37,7 +37,7 @@ absl::StatusOr<Json> MakeConfig(const Checkpoint& source) {
     return Unimplemented(source.path(), ": rotates ", config.rope_dim, " of ", config.head_dim,
                          " elements of a head, which config.json cannot say");
   }
-  const bool window = config.window > 0 && !architecture.local_layers;
+  const bool window = config.window > 0 && architecture.local_layers == Presence::kNever;
   std::string_view type = fields.model_type.empty() ? architecture.name : fields.model_type;
   if (window && !fields.window_model_type.empty()) type = fields.window_model_type;
   Json json = {{"architectures", {window ? fields.classes.back() : fields.classes.front()}},

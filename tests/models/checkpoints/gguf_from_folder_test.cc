@@ -72,7 +72,8 @@ TEST_F(GgufFromFolder, OfEveryKind) {
                            "gptoss",
                            "gptoss-odd",
                            "gptoss-plain",
-                           "llama-yarn"}) {
+                           "llama-yarn",
+                           "smollm3-tied"}) {
     ExpectSameBits(Str(TREADLE_TESTDATA "/models/", name), ".gguf", "f32");
   }
   // Frequencies are divided by factors that are rounded once; over 12 positions that stays
