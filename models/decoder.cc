@@ -88,7 +88,10 @@ void LayerPass::NormalizeHeads(const Norm& by, Tensor x) const {
 void LayerPass::Attend() const {
   backend.RotateAndStoreKv(own_q, own_k, v, rotary, kv);
   const int64_t scalar = config.query_scalar > 0 ? config.query_scalar : config.head_dim;
-  backend.Attention(own_q, kv, 1 / std::sqrt(static_cast<float>(scalar)), attended);
+  const float scale = config.attention_multiplier > 0
+                          ? static_cast<float>(config.attention_multiplier)
+                          : 1 / std::sqrt(static_cast<float>(scalar));
+  backend.Attention(own_q, kv, scale, attended);
 }
 
 absl::Status LayerPass::AddProduct(const Linear& linear, Tensor x, const Norm& by) const {
@@ -151,6 +154,7 @@ absl::Status Decoder::Load(const Checkpoint& checkpoint, const LoadOptions& opti
     TREADLE_RETURN_IF_ERROR(LoadRotary(checkpoint, options.max_context));
   }
   if (architecture_->alibi) TREADLE_RETURN_IF_ERROR(LoadSlopes());
+  if (first_stage()) TREADLE_RETURN_IF_ERROR(LoadScale());
   table_bytes_ = rotary_.bytes() + local_rotary_.bytes();
   weight_bytes_ = loader.weight_bytes() + table_bytes_;
   ChooseTypes();
@@ -185,16 +189,26 @@ absl::Status Decoder::LoadTensor(WeightLoader& loader, const TensorRow& row,
     norm.epsilon = config_.norm_epsilon;
     const float more = gguf ? 0 : architecture_->hugging_face_gain;
     float scale = 1;
-    if (architecture_->embedding_scaled && row.rows == Extent::kHidden) {
-      // The residual stream is kept divided by the embedding's scale s, so that an embedding enters
-      // it as it is stored: what is added is divided too, and a norm of the stream with epsilon /
-      // s^2 gives what it would with epsilon.
-      const auto hidden = static_cast<float>(config_.hidden);
+    if (row.rows == Extent::kHidden) {
+      // The residual stream is kept divided by a scale s, and a norm of it with epsilon / s^2 gives
+      // what it would with epsilon. Where s is the embedding's scale, an embedding enters the
+      // stream as it is stored, and what is added is divided. Where it is the multiplier of what
+      // layers add, that is added as it is.
+      const auto multiplier = static_cast<float>(config_.residual_multiplier);
+      const bool embedding = architecture_->embedding_scaled;
+      const float square = embedding ? static_cast<float>(config_.hidden) : multiplier * multiplier;
       const bool adds = row.part == Part::kPostAttentionNorm || row.part == Part::kPostFfnNorm;
-      if (adds) scale = 1 / std::sqrt(hidden);
-      if (!adds) norm.epsilon /= hidden;
+      if (adds && embedding) scale = 1 / std::sqrt(square);
+      if (!adds) norm.epsilon /= square;
     }
     TREADLE_ASSIGN_OR_RETURN(norm.gain, loader.LoadVector(name + ".weight", n, more, scale));
+    if (row.part == Part::kOutputNorm && config_.logits_divisor != 1) {
+      const auto divided = static_cast<float>(1 / config_.logits_divisor);
+      weights.head_norm = {
+          .kind = norm.kind, .epsilon = norm.epsilon, .cols = n, .gain = {}, .bias = {}};
+      TREADLE_ASSIGN_OR_RETURN(weights.head_norm.gain,
+                               loader.LoadVector(name + ".weight", n, more, divided));
+    }
     if (bias) {
       TREADLE_ASSIGN_OR_RETURN(norm.bias, loader.LoadVector(name + ".bias", n));
     }
@@ -284,6 +298,23 @@ absl::Status Decoder::LoadSlopes() {
   const auto bytes = static_cast<size_t>(heads_.size()) * sizeof(float);
   TREADLE_ASSIGN_OR_RETURN(slopes_, backend_.Allocate(bytes));
   backend_.CopyToDevice(slopes_.data(), all.data() + heads_.begin, bytes);
+  return absl::OkStatus();
+}
+
+// What the embedding is multiplied by, in a residual stream that is kept divided: as a norm with an
+// epsilon beside which the mean square of a row is rounded away, so that it divides all alike, by
+// the epsilon's root.
+absl::Status Decoder::LoadScale() {
+  const double scale = config_.embedding_multiplier / config_.residual_multiplier;
+  if (scale == 1) return absl::OkStatus();
+  Norm& norm = outside_.embedding_scale;
+  norm.epsilon = 0x1p100f;
+  norm.cols = config_.hidden;
+  const std::vector<float> gains(static_cast<size_t>(config_.hidden),
+                                 static_cast<float>(scale * 0x1p50));
+  const size_t bytes = gains.size() * sizeof(float);
+  TREADLE_ASSIGN_OR_RETURN(norm.gain, backend_.Allocate(bytes));
+  backend_.CopyToDevice(norm.gain.data(), gains.data(), bytes);
   return absl::OkStatus();
 }
 
@@ -416,8 +447,8 @@ absl::Status Decoder::Forward(const Batch& batch, const KvPages& kv, Communicato
                      static_cast<int32_t>(-architecture_->position_offset), /*accumulate=*/true,
                      hidden);
     }
-    if (outside_.embedding_norm.loaded()) {
-      outside_.embedding_norm.Apply(backend_, hidden, hidden);
+    for (const Norm* norm : {&outside_.embedding_norm, &outside_.embedding_scale}) {
+      if (norm->loaded()) norm->Apply(backend_, hidden, hidden);
     }
   }
   expert_use_ = {};
@@ -434,7 +465,8 @@ void Decoder::Head(Tensor hidden, Tensor logits) {
   const Tensor normed = outside_.head_type == DType::kF32
                             ? hidden
                             : Freed(outside_.head_type, hidden.rows, hidden.cols);
-  outside_.output_norm.Apply(backend_, hidden, normed);
+  const bool divided = outside_.head_norm.loaded();
+  (divided ? outside_.head_norm : outside_.output_norm).Apply(backend_, hidden, normed);
   const Projection out[] = {head().To(logits)};
   backend_.MatMul(normed, out);
 }

@@ -37,7 +37,9 @@ struct LayerWeights {
   Linear embedding;               // [vocab, hidden]; first stage, and the head if tied
   Linear positions;               // [context, hidden]; first stage, where positions are embedded
   Norm embedding_norm;            // [hidden]; first stage, of all that is embedded
+  Norm embedding_scale;           // [hidden]; first stage: a factor, as a norm (Decoder::LoadScale)
   Norm output_norm;               // [hidden], last stage
+  Norm head_norm;                 // that of logits which are divided; else not loaded
   Linear head;                    // [vocab, hidden], last stage, unless tied
   Norm attention_norm, ffn_norm;  // [hidden]
   Norm post_attention_norm;       // [hidden], of what is added
@@ -123,6 +125,7 @@ class Decoder : public Model {
                           Checkpoint::Kind kind, LayerWeights& weights);
   absl::Status LoadRotary(const Checkpoint& checkpoint, int64_t max_positions);
   absl::Status LoadSlopes();
+  absl::Status LoadScale();
   std::vector<ShardRange> PartsOf(Extent extent) const;
   void ChooseTypes();
   absl::Status AllocateActivations(const LoadOptions& options);

@@ -109,6 +109,7 @@ struct JsonField {
 struct FixedField {
   const char* name;
   const char* json;
+  bool required = false;  // it has to be there
 };
 
 // config.json. Errors of its reader (hf_config.cc) name the field.
@@ -143,6 +144,7 @@ struct Architecture {
   Presence output_bias = Presence::kNever;  // of the attention's output
   bool qk_norm = false;                     // every head's queries and keys are normalized
   bool embedding_scaled = false;            // by the root of the hidden size
+  bool multipliers = false;                 // ModelConfig::embedding_multiplier and the others
   // Local layers in turn with global ones: in every model, or in those that have a window.
   Presence local_layers = Presence::kNever;
   int64_t global_every = 0;     // ModelConfig's, where a file leaves it out
@@ -173,6 +175,8 @@ struct Architecture {
   float swiglu_limit = 0;                  // of experts (Backend::ClampedSwiGlu); 0: SwiGLU
   // Folders keep all experts of a layer in one tensor (fused_experts.h).
   bool hugging_face_fused_experts = false;
+  // Folders keep the rows of a layer's gate, then those of what it gates, in one matrix.
+  std::string_view hugging_face_gate_up = {};
   bool yarn_truncates = true;       // Yarn::truncate, which no key of GGUF says that others read
   std::string_view gguf_name = {};  // GGUF's general.architecture, if it is not `name`
 

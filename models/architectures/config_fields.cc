@@ -20,6 +20,9 @@ constexpr bool (*kLocal)(const Architecture&) = [](const Architecture& a) {
 constexpr bool (*kLocalBase)(const Architecture&) = [](const Architecture& a) {
   return a.local_base;
 };
+constexpr bool (*kMultipliers)(const Architecture&) = [](const Architecture& a) {
+  return a.multipliers;
+};
 constexpr bool (*kExperts)(const Architecture&) = [](const Architecture& a) { return a.experts; };
 
 // Families that say in config.json whether halves of a layer follow each other.
@@ -73,7 +76,15 @@ constexpr ConfigField<C> kModel[] = {
      "num_experts_per_tok", "expert_used_count", kExperts},
     {"normalized_experts", &C::normalized_experts, nullptr, 0, 0, nullptr, "expert_weights_norm",
      kExperts},
-    {"query_scalar", &C::query_scalar, "what divides scores", 0, kMaxSize}};
+    {"query_scalar", &C::query_scalar, "what divides scores", 0, kMaxSize},
+    {"embedding_multiplier", &C::embedding_multiplier, "embedding multiplier", kSmallest, kLargest,
+     "embedding_multiplier", "embedding_scale", kMultipliers},
+    {"residual_multiplier", &C::residual_multiplier, "residual multiplier", kSmallest, kLargest,
+     "residual_multiplier", "residual_scale", kMultipliers},
+    {"attention_multiplier", &C::attention_multiplier, "attention multiplier", kSmallest, kLargest,
+     "attention_multiplier", "attention.scale", kMultipliers},
+    {"logits_divisor", &C::logits_divisor, "logits scaling", kSmallest, kLargest, "logits_scaling",
+     "logit_scale", kMultipliers}};
 
 constexpr ConfigField<RopeScaling> kRopeScaling[] = {
     {"factor", &RopeScaling::factor, "factor", kSmallest, kLargest, "factor"},

@@ -110,6 +110,13 @@ struct ModelConfig {
 
   int64_t query_scalar = 0;  // whose root divides scores; 0: the size of a head
 
+  // Factors of Granite's: of the embedding, of what each half of a layer adds, of scores (0: as
+  // above), and what logits are divided by.
+  double embedding_multiplier = 1;
+  double residual_multiplier = 1;
+  double attention_multiplier = 0;
+  double logits_divisor = 1;
+
   bool operator==(const ModelConfig&) const = default;
 };
 

@@ -9,6 +9,7 @@
 #include "models/architectures/gpt2.h"
 #include "models/architectures/gpt_neox.h"
 #include "models/architectures/gpt_oss.h"
+#include "models/architectures/granite.h"
 #include "models/architectures/llama.h"
 #include "models/architectures/opt.h"
 #include "models/architectures/phi3.h"
@@ -18,9 +19,9 @@
 namespace treadle {
 namespace {
 
-constexpr Architecture kArchitectures[] = {kLlama,   kGpt2,     kQwen2,  kQwen3,  kGptNeoX,
-                                           kOpt,     kFalcon,   kPhi3,   kGemma3, kBloom,
-                                           kMixtral, kQwen3Moe, kGptOss, kSmolLm3};
+constexpr Architecture kArchitectures[] = {
+    kLlama,  kGpt2,  kQwen2,   kQwen3,    kGptNeoX, kOpt,     kFalcon,  kPhi3,
+    kGemma3, kBloom, kMixtral, kQwen3Moe, kGptOss,  kSmolLm3, kGranite, kGranite4};
 
 constexpr std::string_view kGgufLayers = "blk.";
 

@@ -130,8 +130,9 @@ TEST_P(TransformersLogits, AreOurs) {
 
 // .gguf files of the same models, as the gguf package or llama.cpp's converter writes them.
 TEST(GgufPackage, FilesGiveTheLogitsOfTransformers) {
-  for (const char* name : {"qwen2-window", "qwen3-tied", "gptneox", "falcon-grouped", "phi3-long",
-                           "gemma3", "bloom", "mixtral", "qwen3moe", "gptoss", "smollm3-tied"}) {
+  for (const char* name :
+       {"qwen2-window", "qwen3-tied", "gptneox", "falcon-grouped", "phi3-long", "gemma3", "bloom",
+        "mixtral", "qwen3moe", "gptoss", "smollm3-tied", "granite", "granite4"}) {
     SCOPED_TRACE(name);
     const std::string folder = std::string(TREADLE_TESTDATA "/models/") + name;
     const Oracle oracle = ReadOracle(folder);
@@ -166,7 +167,8 @@ INSTANTIATE_TEST_SUITE_P(
                                          "gemma3", "gemma3-scaled", "bloom", "bloom-other-heads",
                                          "mistral-window", "qwen2-last-window", "mixtral",
                                          "qwen3moe", "qwen3moe-plain", "gptoss", "gptoss-odd",
-                                         "gptoss-plain", "llama-yarn", "smollm3", "smollm3-tied"),
+                                         "gptoss-plain", "llama-yarn", "smollm3", "smollm3-tied",
+                                         "granite", "granite-tied", "granite4"),
                        ::testing::ValuesIn(kDevices)),
     [](const auto& info) {
       return Identifier(Str(std::get<0>(info.param), "_", std::get<1>(info.param).name));

@@ -136,7 +136,7 @@ CASES = {
                                                            num_key_value_heads=5, tie_word_embeddings=True),
                      "bfloat16", 40, {}),
     "granite4": ("GraniteMoeHybrid", LLAMA | MULTIPLIERS | dict(
-        num_key_value_heads=1, num_local_experts=0, num_experts_per_tok=0, shared_intermediate_size=51,
+        num_key_value_heads=1, num_local_experts=0, num_experts_per_tok=0, shared_intermediate_size=53,
         position_embedding_type="rope", layer_types=["attention", "attention"], mamba_n_heads=2, mamba_d_head=30),
                  "float16", 40, {}),
     "olmo2": ("Olmo2", LLAMA | dict(num_key_value_heads=1, pad_token_id=2), "float16", 40, {}),
@@ -372,6 +372,12 @@ def small_checkpoints(names):
         model = model_class(config_class(**options, **how)).eval()
         randomize(model, generator)
         model.to(getattr(torch, dtype)).save_pretrained(folder, **save)
+        if kind == "GraniteMoeHybrid":  # as its authors' files say it
+            path = os.path.join(folder, "config.json")
+            with open(path, encoding="utf-8") as file:
+                text = file.read().replace('"full_attention"', '"attention"')
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(text)
         # As a user's program reads it.
         model = model_class.from_pretrained(folder, dtype=torch.float32, **how).eval()
         ids = torch.randint(0, VOCAB, (count,), generator=generator).tolist()

@@ -133,6 +133,12 @@ ModelConfig ConfigOf(const Architecture& architecture, const TinyModelOptions& o
   config.window = architecture.local_layers != Presence::kNever ? 24 : o.window;
   config.global_every = 2;
   config.query_scalar = config.head_dim;
+  if (architecture.multipliers) {
+    config.embedding_multiplier = 3;
+    config.residual_multiplier = 0.5;
+    config.attention_multiplier = 0.375;
+    config.logits_divisor = 2;
+  }
   config.experts = architecture.experts ? 5 : 0;
   config.experts_per_token = architecture.experts ? 2 : 0;
   const ConfigJson& json = architecture.config_json;
@@ -378,6 +384,9 @@ absl::StatusOr<std::string> WriteTinyFolder(const Architecture& architecture,
                  {"model_type", architecture.name},
                  {"tie_word_embeddings", o.tied_head}};
   if (fields.epsilon != nullptr) config[fields.epsilon] = 1e-5;
+  for (const FixedField& field : fields.fixed) {
+    if (field.required) config[field.name] = Json::parse(field.json);
+  }
   if (fields.rotary_share != nullptr) config[fields.rotary_share] = 0.5;
   if (sizes.window > 0) {
     config["sliding_window"] = sizes.window;
@@ -391,7 +400,7 @@ absl::StatusOr<std::string> WriteTinyFolder(const Architecture& architecture,
     VisitMember(field, sizes, [&]<typename Value>(const Value& value) {
       const bool known = said.otherwise != nullptr &&
                          nlohmann::json(said.otherwise(sizes)) == nlohmann::json(value);
-      if (std::is_same_v<Value, bool> || (std::is_same_v<Value, int64_t> && !known))
+      if (std::is_arithmetic_v<Value> && (!std::is_same_v<Value, int64_t> || !known))
         config[said.name] = value;
     });
   }

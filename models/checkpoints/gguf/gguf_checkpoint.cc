@@ -94,6 +94,11 @@ absl::Status GgufCheckpoint::ReadConfig() {
   if (architecture->gguf_query_scalar != nullptr) {
     config_.query_scalar = architecture->gguf_query_scalar(config_);
   }
+  // llama.cpp's way to say of Granite that nothing rotates.
+  const std::string rotates = prefix + "rope.scaling.finetuned";
+  if (architecture->multipliers && !file_->Bool(rotates, true).value_or(false)) {
+    return Unimplemented(path_, ": ", rotates, " is not true: layers without rotary embeddings");
+  }
   if (architecture->rotary) TREADLE_RETURN_IF_ERROR(ReadRope(prefix, *architecture));
   CompleteConfig(config_);
   return absl::OkStatus();

@@ -263,7 +263,13 @@ absl::Status ReadFields(const Fields& fields, const Architecture& architecture, 
   config.qkv_bias = architecture.qkv_bias == Presence::kAlways || stored_bias;
   config.output_bias = architecture.output_bias == Presence::kAlways || stored_bias;
   for (const FixedField& field : json.fixed) {
+    if (field.required && !fields.Has(field.name)) return fields.Wrong(field.name, field.json);
     TREADLE_RETURN_IF_ERROR(fields.Only(field.name, Json::parse(field.json)));
+  }
+  for (const Json& type : fields.At("layer_types")) {
+    if (type != "attention" && type != "full_attention" && type != "sliding_attention") {
+      return fields.Wrong("layer_types", "attention in every layer");
+    }
   }
   if (!architecture.rotary) return absl::OkStatus();
   TREADLE_RETURN_IF_ERROR(ReadRope(fields, json, config));

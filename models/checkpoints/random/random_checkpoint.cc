@@ -67,6 +67,7 @@ constexpr Shape kShapes[] = {
      128, 8},
     {"gpt-oss-20b", "gpt-oss", 24, 2880, 64, 8, 2880, 201088, 131072, false, 150000, 0, 64, 2, 128,
      32, 4},
+    {"granite-3.3-2b", "granite", 40, 2048, 32, 8, 8192, 49159, 131072, true, 1e7},
     {"smollm3-3b", "smollm3", 36, 2048, 16, 4, 11008, 128256, 65536, true, 5e6},
 };
 
@@ -143,6 +144,12 @@ ModelConfig ConfigOf(const Shape& shape) {
   config.experts_per_token = std::min(shape.experts_per_token, shape.experts);
   if (config.window > 0) config.global_every = architecture.global_every;
   if (architecture.local_base) config.local_rope_base = kLocalRopeBase;
+  if (architecture.multipliers) {  // Granite 3.3 2B's
+    config.embedding_multiplier = 12;
+    config.residual_multiplier = 0.22;
+    config.attention_multiplier = 0.015625;
+    config.logits_divisor = 8;
+  }
   CompleteConfig(config);
   if (shape.rope_factor > 0) config.rope_scaling = RopeScaling{.factor = shape.rope_factor};
   return config;

@@ -253,6 +253,10 @@ std::vector<std::string> HuggingFaceOutput::Notices() const {
     notices.push_back(
         "Treadle reads this folder; transformers wants all experts of a layer in one tensor");
   }
+  if (!ArchitectureOf(source_.config()).hugging_face_gate_up.empty()) {
+    notices.push_back(
+        "Treadle reads this folder; transformers wants a layer's gate and up in one tensor");
+  }
   if (bytes_as_floats_ > 0) {
     notices.push_back(Str(bytes_as_floats_ / 1'000'000,
                           " MB are matrices kept in 32 bits, because what is written here "

@@ -73,7 +73,10 @@ TEST_F(GgufFromFolder, OfEveryKind) {
                            "gptoss-odd",
                            "gptoss-plain",
                            "llama-yarn",
-                           "smollm3-tied"}) {
+                           "smollm3-tied",
+                           "granite",
+                           "granite-tied",
+                           "granite4"}) {
     ExpectSameBits(Str(TREADLE_TESTDATA "/models/", name), ".gguf", "f32");
   }
   // Frequencies are divided by factors that are rounded once; over 12 positions that stays
