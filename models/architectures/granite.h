@@ -1,5 +1,5 @@
-// Granite 3 and the dense models of Granite 4 (Granite Team 2024): Llama's layer with multipliers of
-// the embedding, of what is added to the residual stream, of scores and of logits. Folders of
+// Granite 3 and the dense models of Granite 4 (Granite Team 2024): Llama's layer with multipliers
+// of the embedding, of what is added to the residual stream, of scores and of logits. Folders of
 // Granite 4 keep the gate and what it gates in one matrix, which is read as two.
 //
 // Thread safety: constants.
@@ -34,19 +34,18 @@ inline constexpr FixedField kGranite4Fixed[] = {{"hidden_act", "\"silu\""},
                                                 {"num_local_experts", "0", true},
                                                 {"position_embedding_type", "\"rope\"", true}};
 
-inline constexpr Architecture kGranite4 = {
-    .name = "granite4",
-    .layer = LlamaLayer,
-    .tensors = kGranite4Tensors,
-    .qkv_bias = Presence::kAsStored,
-    .output_bias = Presence::kAsStored,
-    .multipliers = true,
-    .config_json = {.classes = kGranite4Classes,
-                    .own = kGranite4Own,
-                    .fixed = kGranite4Fixed,
-                    .model_type = "granitemoehybrid"},
-    .gguf_pairs = true,
-    .hugging_face_gate_up = "shared_mlp.input_linear.weight",
-    .gguf_name = "granite"};
+inline constexpr Architecture kGranite4 = {.name = "granite4",
+                                           .layer = LlamaLayer,
+                                           .tensors = kGranite4Tensors,
+                                           .qkv_bias = Presence::kAsStored,
+                                           .output_bias = Presence::kAsStored,
+                                           .multipliers = true,
+                                           .config_json = {.classes = kGranite4Classes,
+                                                           .own = kGranite4Own,
+                                                           .fixed = kGranite4Fixed,
+                                                           .model_type = "granitemoehybrid"},
+                                           .gguf_pairs = true,
+                                           .hugging_face_gate_up = "shared_mlp.input_linear.weight",
+                                           .gguf_name = "granite"};
 
 }  // namespace treadle

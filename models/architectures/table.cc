@@ -11,6 +11,7 @@
 #include "models/architectures/gpt_oss.h"
 #include "models/architectures/granite.h"
 #include "models/architectures/llama.h"
+#include "models/architectures/olmo.h"
 #include "models/architectures/opt.h"
 #include "models/architectures/phi3.h"
 #include "models/architectures/qwen.h"
@@ -20,8 +21,8 @@ namespace treadle {
 namespace {
 
 constexpr Architecture kArchitectures[] = {
-    kLlama,  kGpt2,  kQwen2,   kQwen3,    kGptNeoX, kOpt,     kFalcon,  kPhi3,
-    kGemma3, kBloom, kMixtral, kQwen3Moe, kGptOss,  kSmolLm3, kGranite, kGranite4};
+    kLlama, kGpt2,    kQwen2,    kQwen3,  kGptNeoX, kOpt,     kFalcon,   kPhi3, kGemma3,
+    kBloom, kMixtral, kQwen3Moe, kGptOss, kSmolLm3, kGranite, kGranite4, kOlmo2};
 
 constexpr std::string_view kGgufLayers = "blk.";
 

@@ -132,7 +132,7 @@ TEST_P(TransformersLogits, AreOurs) {
 TEST(GgufPackage, FilesGiveTheLogitsOfTransformers) {
   for (const char* name :
        {"qwen2-window", "qwen3-tied", "gptneox", "falcon-grouped", "phi3-long", "gemma3", "bloom",
-        "mixtral", "qwen3moe", "gptoss", "smollm3-tied", "granite", "granite4"}) {
+        "mixtral", "qwen3moe", "gptoss", "smollm3-tied", "granite", "granite4", "olmo2", "olmo3"}) {
     SCOPED_TRACE(name);
     const std::string folder = std::string(TREADLE_TESTDATA "/models/") + name;
     const Oracle oracle = ReadOracle(folder);
@@ -168,7 +168,7 @@ INSTANTIATE_TEST_SUITE_P(
                                          "mistral-window", "qwen2-last-window", "mixtral",
                                          "qwen3moe", "qwen3moe-plain", "gptoss", "gptoss-odd",
                                          "gptoss-plain", "llama-yarn", "smollm3", "smollm3-tied",
-                                         "granite", "granite-tied", "granite4"),
+                                         "granite", "granite-tied", "granite4", "olmo2", "olmo3"),
                        ::testing::ValuesIn(kDevices)),
     [](const auto& info) {
       return Identifier(Str(std::get<0>(info.param), "_", std::get<1>(info.param).name));
@@ -272,9 +272,13 @@ TEST_F(TinyModels, LayerRangesGiveWhatTheWholeModelGives) {
 
 TEST(SlidingWindow, IsOfTheLayersThatTheFileNames) {
   const std::pair<const char*, std::vector<bool>> rows[] = {
-      {"mistral-window", {true, true}},    {"qwen2-last-window", {false, false, true}},
-      {"gemma3", {true, false, true}},     {"gptoss", {true, false}},
-      {"gptoss-odd", {true, false, true}}, {"qwen2", {false, false}}};  // switched off
+      {"mistral-window", {true, true}},
+      {"qwen2-last-window", {false, false, true}},
+      {"gemma3", {true, false, true}},
+      {"gptoss", {true, false}},
+      {"gptoss-odd", {true, false, true}},
+      {"olmo3", {true, false, true}},
+      {"qwen2", {false, false}}};  // switched off
   for (const auto& [name, layers] : rows) {
     const auto checkpoint = Checkpoint::Open(Str(TREADLE_TESTDATA "/models/", name));
     ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();

@@ -46,7 +46,8 @@ EXPERTS = dict(num_experts_per_tok=2)
 GPTOSS = LLAMA | EXPERTS | dict(sliding_window=11, num_local_experts=5, layer_types=None)
 YARN = dict(rope_type="yarn", rope_theta=150000.0, factor=8.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
             original_max_position_embeddings=64)
-MULTIPLIERS = dict(embedding_multiplier=5.0, residual_multiplier=0.4, attention_multiplier=0.15, logits_scaling=3.0)
+MULTIPLIERS = dict(embedding_multiplier=5.0, residual_multiplier=0.4, attention_multiplier=0.15, logits_scaling=3.0,
+                   rms_norm_eps=0.05)  # large enough to show
 LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
               original_max_position_embeddings=16)
 

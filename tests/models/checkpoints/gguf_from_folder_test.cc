@@ -76,7 +76,9 @@ TEST_F(GgufFromFolder, OfEveryKind) {
                            "smollm3-tied",
                            "granite",
                            "granite-tied",
-                           "granite4"}) {
+                           "granite4",
+                           "olmo2",
+                           "olmo3"}) {
     ExpectSameBits(Str(TREADLE_TESTDATA "/models/", name), ".gguf", "f32");
   }
   // Frequencies are divided by factors that are rounded once; over 12 positions that stays
