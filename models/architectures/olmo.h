@@ -1,6 +1,6 @@
-// OLMo 2 (OLMo Team 2024, section 3.2) and OLMo 3 (2025): Llama's layer with norms of what its halves
-// add instead of what they read, and one norm of all queries and one of all keys. OLMo 3 has local
-// layers, which YaRN does not scale.
+// OLMo 2 (OLMo Team 2024, section 3.2) and OLMo 3 (2025): Llama's layer with norms of what its
+// halves add instead of what they read, and one norm of all queries and one of all keys. OLMo 3 has
+// local layers, which YaRN does not scale.
 //
 // Ranks hold all of Q and K, because a norm of all heads wants them, and divide what comes after.
 //

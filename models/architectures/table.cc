@@ -3,9 +3,12 @@
 #include "base/status.h"
 #include "models/architectures/architecture.h"
 #include "models/architectures/bloom.h"
+#include "models/architectures/ernie.h"
+#include "models/architectures/exaone4.h"
 #include "models/architectures/experts.h"
 #include "models/architectures/falcon.h"
 #include "models/architectures/gemma.h"
+#include "models/architectures/glm4.h"
 #include "models/architectures/gpt2.h"
 #include "models/architectures/gpt_neox.h"
 #include "models/architectures/gpt_oss.h"
@@ -15,14 +18,16 @@
 #include "models/architectures/opt.h"
 #include "models/architectures/phi3.h"
 #include "models/architectures/qwen.h"
+#include "models/architectures/seed_oss.h"
 #include "models/architectures/smollm3.h"
 
 namespace treadle {
 namespace {
 
 constexpr Architecture kArchitectures[] = {
-    kLlama, kGpt2,    kQwen2,    kQwen3,  kGptNeoX, kOpt,     kFalcon,   kPhi3, kGemma3,
-    kBloom, kMixtral, kQwen3Moe, kGptOss, kSmolLm3, kGranite, kGranite4, kOlmo2};
+    kLlama,   kGpt2,     kQwen2, kQwen3,   kGptNeoX,  kOpt,     kFalcon,
+    kPhi3,    kGemma3,   kBloom, kMixtral, kQwen3Moe, kGptOss,  kSmolLm3,
+    kGranite, kGranite4, kOlmo2, kSeedOss, kGlm4,     kExaone4, kErnie45};
 
 constexpr std::string_view kGgufLayers = "blk.";
 

@@ -78,7 +78,11 @@ TEST_F(GgufFromFolder, OfEveryKind) {
                            "granite-tied",
                            "granite4",
                            "olmo2",
-                           "olmo3"}) {
+                           "olmo3",
+                           "seed-oss",
+                           "glm4",
+                           "exaone4-global",
+                           "ernie45"}) {
     ExpectSameBits(Str(TREADLE_TESTDATA "/models/", name), ".gguf", "f32");
   }
   // Frequencies are divided by factors that are rounded once; over 12 positions that stays
