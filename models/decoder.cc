@@ -85,8 +85,22 @@ void LayerPass::NormalizeHeads(const Norm& by, Tensor x) const {
   by.Apply(backend, heads, heads);
 }
 
+// Rotates x as queries are rotated, and no keys: what is stored for them is overwritten when this
+// layer's own are. `attended` is free until then.
+void LayerPass::RotateAlone(Tensor x, const RotaryTable& by) const {
+  const Tensor unused = DenseTensor(attended.data, DType::kF32, x.rows, own_k.cols);
+  backend.RotateAndStoreKv(x, unused, unused, &by, kv);
+}
+
+void LayerPass::Rotate() const {
+  RotateAlone(own_q, *rotary);
+  RotateAlone(own_k, *rotary);
+}
+
 void LayerPass::Attend() const {
-  backend.RotateAndStoreKv(own_q, own_k, v, rotary, kv);
+  if (query_scales != nullptr) RotateAlone(own_q, *query_scales);
+  backend.RotateAndStoreKv(own_q, own_k, v, architecture.norms_after_rotation ? nullptr : rotary,
+                           kv);
   const int64_t scalar = config.query_scalar > 0 ? config.query_scalar : config.head_dim;
   const float scale = config.attention_multiplier > 0
                           ? static_cast<float>(config.attention_multiplier)
@@ -155,7 +169,7 @@ absl::Status Decoder::Load(const Checkpoint& checkpoint, const LoadOptions& opti
   }
   if (architecture_->alibi) TREADLE_RETURN_IF_ERROR(LoadSlopes());
   if (first_stage()) TREADLE_RETURN_IF_ERROR(LoadScale());
-  table_bytes_ = rotary_.bytes() + local_rotary_.bytes();
+  table_bytes_ = rotary_.bytes() + local_rotary_.bytes() + query_scales_.bytes();
   weight_bytes_ = loader.weight_bytes() + table_bytes_;
   ChooseTypes();
   TREADLE_RETURN_IF_ERROR(AllocateActivations(options));
@@ -279,8 +293,18 @@ absl::Status Decoder::LoadRotary(const Checkpoint& checkpoint, int64_t max_posit
       }
     }
   }
-  TREADLE_ASSIGN_OR_RETURN(rotary_, RotaryEmbedding::Create(RotaryFrequencies(config_, factors),
-                                                            max_positions, backend_, scale));
+  TREADLE_ASSIGN_OR_RETURN(
+      rotary_, RotaryEmbedding::Create(RotaryFrequencies(config_, factors), max_positions, backend_,
+                                       [scale](int64_t) { return scale; }));
+  if (ScalesQueries(config_, max_positions)) {  // turned by no angle
+    const std::vector<float> still(static_cast<size_t>(config_.head_dim / 2));
+    TREADLE_ASSIGN_OR_RETURN(
+        query_scales_,
+        RotaryEmbedding::Create(still, max_positions, backend_, [&](int64_t position) {
+          const auto times = static_cast<double>(position / config_.yarn->original_context);
+          return static_cast<float>(1 + config_.yarn->query_beta * std::log1p(times));
+        }));
+  }
   if (config_.local_rope_base == 0) return absl::OkStatus();
   ModelConfig local = config_;
   local.rope_base = config_.local_rope_base;
@@ -414,6 +438,7 @@ LayerPass Decoder::PassOf(size_t index, const KvView& kv, Communicator* ranks, T
       .config = config_,
       .architecture = *architecture_,
       .rotary = rotates ? &rotary.table() : nullptr,
+      .query_scales = query_scales_.bytes() > 0 ? &query_scales_.table() : nullptr,
       .sums = sums_,
       .ranks = ranks,
       .kv = kv,

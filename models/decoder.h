@@ -65,7 +65,8 @@ struct LayerPass {
   Backend& backend;
   const ModelConfig& config;
   const Architecture& architecture;
-  const RotaryTable* rotary;  // null: nothing rotates
+  const RotaryTable* rotary;        // null: nothing rotates
+  const RotaryTable* query_scales;  // factors of queries, as a rotation by no angle; null: none
   RankSums& sums;
   Communicator* ranks;
   KvView kv;
@@ -96,9 +97,12 @@ struct LayerPass {
   void MatMul(Tensor x, std::initializer_list<Projection> products) const {
     backend.MatMul(x, std::span(products.begin(), products.size()));
   }
+  // Rotates q and k, where Attend does not because norms come between.
+  void Rotate() const;
   // attended = softmax(q K^T / sqrt(d)) V of each head, d its size or what the model says, once k
   // and v are in the cache; q and k rotate first.
   void Attend() const;
+  void RotateAlone(Tensor x, const RotaryTable& by) const;
   // hidden += norm(W x + b), of the sum over all ranks; without a norm where it is not loaded.
   absl::Status AddProduct(const Linear& linear, Tensor x, const Norm& by = {}) const;
   // hidden += the weighted sum of what experts make of the rows of ffn_in, over all ranks.
@@ -148,6 +152,7 @@ class Decoder : public Model {
   LayerWeights outside_;
   std::vector<LayerWeights> layer_weights_;
   RotaryEmbedding rotary_, local_rotary_;  // the second: of local layers, if they rotate apart
+  RotaryEmbedding query_scales_;           // LayerPass::query_scales
   Buffer slopes_;                          // KvView::slopes, where scores fall; else empty
 
   // Confined to the rank's thread. Sized for f32, rows = max_batch_tokens. One buffer from normed_

@@ -143,6 +143,7 @@ struct Architecture {
   Presence qkv_bias = Presence::kNever;
   Presence output_bias = Presence::kNever;  // of the attention's output
   bool qk_norm = false;                     // every head's queries and keys are normalized
+  bool norms_after_rotation = false;        // of these
   bool embedding_scaled = false;            // by the root of the hidden size
   bool multipliers = false;                 // ModelConfig::embedding_multiplier and the others
   // Local layers in turn with global ones: in every model, or in those that have a window.
@@ -191,6 +192,11 @@ inline const char* GgufEpsilonKey(const Architecture& architecture) {
   return architecture.norm == NormKind::kRms ? "attention.layer_norm_rms_epsilon"
                                              : "attention.layer_norm_epsilon";
 }
+
+// Behind it, of Ministral 3: Yarn::query_beta; and behind "rope.scaling.", by the attention factor
+// of which scale the usual one is divided (transformers' mscale_all_dim).
+inline constexpr const char* kQueryBeta = "attention.temperature_scale";
+inline constexpr const char* kYarnDivisor = "yarn_log_multiplier";
 
 // All that there are.
 std::span<const Architecture> Architectures();

@@ -113,7 +113,8 @@ constexpr ConfigField<Yarn> kYarn[] = {
      "original_max_position_embeddings", "original_context_length"},
     {"truncate", &Yarn::truncate, nullptr, 0, 0, "truncate", "yarn_truncate"},
     {"attention_factor", &Yarn::attention_factor, "attention_factor", kSmallest, kLargest,
-     "attention_factor"}};
+     "attention_factor"},
+    {"query_beta", &Yarn::query_beta, "llama_4_scaling_beta", 0, kLargest, "llama_4_scaling_beta"}};
 
 // Members of an aggregate: with how many values, of any types, it can be initialized.
 struct AnyValue {

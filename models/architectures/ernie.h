@@ -1,5 +1,5 @@
-// ERNIE 4.5 without experts (Baidu 2025): Llama's layer, whose heads rotate in adjacent pairs, which
-// files of both kinds keep side by side.
+// ERNIE 4.5 without experts (Baidu 2025): Llama's layer, whose heads rotate in adjacent pairs,
+// which files of both kinds keep side by side.
 //
 // Thread safety: constants.
 #pragma once

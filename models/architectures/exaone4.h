@@ -1,5 +1,5 @@
-// EXAONE 4 (LG AI Research 2025): OLMo's norms of what halves of a layer add, but norms of each head;
-// where there are local layers, they alone rotate.
+// EXAONE 4 (LG AI Research 2025): OLMo's norms of what halves of a layer add, but norms of each
+// head; where there are local layers, they alone rotate.
 //
 // Thread safety: constants and a pure function.
 #pragma once

@@ -1,6 +1,6 @@
-// GLM-4-0414 (GLM Team 2025): norms before and after both halves of a layer, one matrix for the gate
-// and what it gates, and half of each head rotates, in adjacent pairs, which files of both kinds
-// keep side by side.
+// GLM-4-0414 (GLM Team 2025): norms before and after both halves of a layer, one matrix for the
+// gate and what it gates, and half of each head rotates, in adjacent pairs, which files of both
+// kinds keep side by side.
 //
 // Thread safety: constants.
 #pragma once

@@ -41,6 +41,8 @@ struct Yarn {
   int64_t original_context = 0;
   bool truncate = true;
   double attention_factor = 1;  // of rotated queries and of rotated keys
+  // Queries at position p are multiplied by 1 + query_beta ln(1 + floor(p / original_context)).
+  double query_beta = 0;
 
   bool operator==(const Yarn&) const = default;
   // The attention factor, where nothing says another.

@@ -1,5 +1,5 @@
-// Seed-OSS (ByteDance 2025): Llama's layer with biases on Q, K and V and heads whose size config.json
-// gives.
+// Seed-OSS (ByteDance 2025): Llama's layer with biases on Q, K and V and heads whose size
+// config.json gives.
 //
 // Thread safety: constants.
 #pragma once

@@ -13,7 +13,9 @@
 #include "models/architectures/gpt_neox.h"
 #include "models/architectures/gpt_oss.h"
 #include "models/architectures/granite.h"
+#include "models/architectures/hunyuan.h"
 #include "models/architectures/llama.h"
+#include "models/architectures/ministral3.h"
 #include "models/architectures/olmo.h"
 #include "models/architectures/opt.h"
 #include "models/architectures/phi3.h"
@@ -25,9 +27,9 @@ namespace treadle {
 namespace {
 
 constexpr Architecture kArchitectures[] = {
-    kLlama,   kGpt2,     kQwen2, kQwen3,   kGptNeoX,  kOpt,     kFalcon,
-    kPhi3,    kGemma3,   kBloom, kMixtral, kQwen3Moe, kGptOss,  kSmolLm3,
-    kGranite, kGranite4, kOlmo2, kSeedOss, kGlm4,     kExaone4, kErnie45};
+    kLlama,  kGpt2,    kQwen2,   kQwen3,    kGptNeoX, kOpt,     kFalcon,    kPhi3,
+    kGemma3, kBloom,   kMixtral, kQwen3Moe, kGptOss,  kSmolLm3, kGranite,   kGranite4,
+    kOlmo2,  kSeedOss, kGlm4,    kExaone4,  kErnie45, kHunyuan, kMinistral3};
 
 constexpr std::string_view kGgufLayers = "blk.";
 

@@ -26,7 +26,7 @@ VOCAB = 131
 GGUF = ["qwen2-window", "qwen3-tied", "gptneox", "falcon-grouped", "phi3-long", "gemma3", "bloom", "mixtral",
         "qwen3moe", "gptoss"]  # .gguf files too
 CONVERTED = ["smollm3-tied", "granite", "granite4", "olmo2", "olmo3", "seed-oss", "glm4", "exaone4", "ernie45",
-             "hunyuan", "ministral3", "apertus", "phi4-mini"]  # these by llama.cpp's converter
+             "hunyuan", "ministral3", "phi4-mini"]  # these by llama.cpp's converter
 PROMPT, GREEDY = 9, 20  # tokens that greedy generation begins with, and gives
 LLAMA = dict(vocab_size=VOCAB, hidden_size=30, intermediate_size=53, num_hidden_layers=2,
              num_attention_heads=3, num_key_value_heads=3, max_position_embeddings=96,
@@ -159,13 +159,13 @@ CASES = {
                                                layer_types=["full_attention", "full_attention"]), "bfloat16", 40, {}),
     "ernie45": ("Ernie4_5", LLAMA | dict(num_key_value_heads=1, head_dim=14, tie_word_embeddings=True, pad_token_id=2),
                 "float16", 40, {}),
-    "hunyuan": ("HunYuanDenseV1", LLAMA | dict(num_key_value_heads=1, head_dim=14, pad_token_id=2, rope_scaling=dict(
-        rope_type="dynamic", alpha=50.0, factor=1.0, mscale=1.0, mscale_all_dim=1.0, beta_fast=32, beta_slow=1)),
+    "hunyuan": ("HunYuanDenseV1", LLAMA | dict(num_key_value_heads=1, head_dim=14, pad_token_id=2,
+                                               max_position_embeddings=32768, rope_scaling=dict(
+        rope_type="dynamic", alpha=1000.0, factor=1.0, mscale=1.0, mscale_all_dim=1.0, beta_fast=32, beta_slow=1)),
                 "float16", 40, {}),
     "ministral3": ("Ministral3", LLAMA | dict(num_key_value_heads=1, head_dim=12, pad_token_id=2, rope_parameters=dict(
         rope_type="yarn", rope_theta=500.0, factor=4.0, original_max_position_embeddings=16, mscale=1.0,
         mscale_all_dim=1.0, llama_4_scaling_beta=0.4)), "float16", 90, {}),
-    "apertus": ("Apertus", LLAMA | dict(num_key_value_heads=1, pad_token_id=2, rope_scaling=LLAMA3), "float16", 60, {}),
     # Phi-4-mini: a share of the head, LongRoPE, few K/V heads, one matrix for embedding and head.
     "phi4-mini": ("Phi3", PHI3 | dict(original_max_position_embeddings=8, tie_word_embeddings=True, rope_scaling=dict(
         rope_type="longrope", partial_rotary_factor=0.75, short_factor=[1.0, 1.1, 1.2],

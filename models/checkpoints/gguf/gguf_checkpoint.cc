@@ -187,15 +187,17 @@ absl::Status GgufCheckpoint::ReadYarn(const std::string& prefix, const Architect
   out.truncate = architecture.yarn_truncates;
   TREADLE_RETURN_IF_ERROR(ReadFields(prefix, architecture, out));
   TREADLE_ASSIGN_OR_RETURN(const double more, file_->Number(prefix + "yarn_attn_factor", 1.0));
-  out.attention_factor = Yarn::AttentionFactor(out.factor) * more;
+  TREADLE_ASSIGN_OR_RETURN(const double less, file_->Number(prefix + kYarnDivisor, 0.0));
+  out.attention_factor =
+      Yarn::AttentionFactor(out.factor) / Yarn::AttentionFactor(out.factor, less) * more;
   return absl::OkStatus();
 }
 
 // How positions are rotated has to be understood: a key that nobody reads would give other answers.
 absl::Status GgufCheckpoint::CheckRopeKeys(const std::string& prefix) const {
-  std::set<std::string> known = {prefix + "rope.scale_linear", prefix + "rope.scaling.type",
-                                 prefix + "rope.scaling.finetuned",
-                                 prefix + "rope.scaling.yarn_attn_factor"};
+  std::set<std::string> known = {
+      prefix + "rope.scale_linear", prefix + "rope.scaling.type", prefix + "rope.scaling.finetuned",
+      prefix + "rope.scaling.yarn_attn_factor", prefix + "rope.scaling." + kYarnDivisor};
   const auto add = [&]<typename Struct>(const std::string& before, const Struct*) {
     for (const ConfigField<Struct>& field : FieldsOf<Struct>()) {
       if (field.gguf != nullptr) known.insert(before + field.gguf);
@@ -238,7 +240,11 @@ absl::Status GgufCheckpoint::ReadRope(const std::string& prefix, const Architect
     return ReadFields(prefix + "rope.scaling.", architecture, rope);
   }
   if (scaling == "linear") return ReadLinear(prefix);
-  if (scaling == "yarn") return ReadYarn(prefix + "rope.scaling.", architecture);
+  if (scaling == "yarn") {
+    TREADLE_RETURN_IF_ERROR(ReadYarn(prefix + "rope.scaling.", architecture));
+    TREADLE_ASSIGN_OR_RETURN(config_.yarn->query_beta, file_->Number(prefix + kQueryBeta, 0.0));
+    return absl::OkStatus();
+  }
   if (scaling == "none") return absl::OkStatus();
   return Unimplemented(path_, ": ", prefix, "rope.scaling.type is ", Quoted(scaling),
                        ", expected none, linear, longrope or yarn");

@@ -173,6 +173,7 @@ absl::Status ReadYarn(const Fields& fields, const Fields& rope, ModelConfig& con
         Yarn::AttentionFactor(out.factor, scale) / Yarn::AttentionFactor(out.factor, scale_all);
   }
   TREADLE_ASSIGN_OR_RETURN(out.attention_factor, rope.Number("attention_factor", attention_factor));
+  TREADLE_ASSIGN_OR_RETURN(out.query_beta, rope.Number("llama_4_scaling_beta", 0.0));
   return absl::OkStatus();
 }
 
@@ -206,6 +207,13 @@ absl::Status ReadRope(const Fields& fields, const ConfigJson& json, ModelConfig&
   if (type.is_null() || type == "default") return absl::OkStatus();
   if (type == "linear") {
     TREADLE_ASSIGN_OR_RETURN(config.rope_linear_factor, rope.Number("factor"));
+    return absl::OkStatus();
+  }
+  // Hunyuan's: a fixed factor of the base, by which context grows as much.
+  if (type == "dynamic" && rope.Has("alpha")) {
+    TREADLE_ASSIGN_OR_RETURN(const double alpha, rope.Number("alpha"));
+    const auto dim = static_cast<double>(config.rope_dim);
+    config.rope_base *= std::pow(alpha, dim / (dim - 2));
     return absl::OkStatus();
   }
   if (type == "longrope" || type == "su") return ReadLongRope(fields, rope, config);

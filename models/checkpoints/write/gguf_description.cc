@@ -42,8 +42,16 @@ void DescribeRope(const ModelConfig& config, const Architecture& architecture,
   if (const auto& yarn = config.yarn) {
     metadata.Add(scaling + "type", "yarn");
     DescribeFields(*yarn, architecture, scaling, metadata);
-    metadata.Add(scaling + "yarn_attn_factor",
-                 static_cast<float>(yarn->attention_factor / Yarn::AttentionFactor(yarn->factor)));
+    if (yarn->query_beta > 0) {
+      metadata.Add(prefix + kQueryBeta, static_cast<float>(yarn->query_beta));
+    }
+    const double usual = Yarn::AttentionFactor(yarn->factor);
+    if (yarn->attention_factor == 1 && usual != 1) {
+      metadata.Add(scaling + kYarnDivisor, 1.0f);
+    } else {
+      metadata.Add(scaling + "yarn_attn_factor",
+                   static_cast<float>(yarn->attention_factor / usual));
+    }
   }
   if (config.rope_linear_factor != 1) {
     metadata.Add(scaling + "type", "linear");
@@ -173,9 +181,9 @@ absl::Status DescribeModel(const Checkpoint& checkpoint, GgufMetadataWriter& met
   }
   if (architecture.unrotated_every != nullptr &&
       config.unrotated_every != architecture.unrotated_every(config)) {
-    return Unimplemented(checkpoint.path(), ": each ", config.unrotated_every,
-                         "th layer does not rotate, expected each ",
-                         architecture.unrotated_every(config), "th, which a .gguf file means");
+    return Unimplemented(checkpoint.path(), ": one of ", config.unrotated_every,
+                         " layers does not rotate, expected one of ",
+                         architecture.unrotated_every(config), ", which a .gguf file means");
   }
   if (architecture.gguf_query_scalar != nullptr &&
       config.query_scalar != architecture.gguf_query_scalar(config)) {
