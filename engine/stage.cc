@@ -28,8 +28,8 @@ BackendLimits LimitsOf(const Model& model, int64_t max_batch_tokens, const KvCac
           .max_sequences = max_batch_tokens,
           .max_context = config.context,
           .max_output_rows = max_batch_tokens,
-          .max_features = std::max(
-              {config.hidden, config.ffn_hidden / ranks, config.heads / ranks * config.head_dim}),
+          .max_features =
+              std::max({config.hidden, config.ffn_hidden / ranks, config.heads * config.head_dim}),
           .vocab = config.vocab,
           .page_size = kv.page_size,
           .page_tables =

@@ -81,18 +81,37 @@ void Norm::Apply(Backend& backend, Tensor x, Tensor out, bool accumulate) const 
 
 void LayerPass::NormalizeHeads(const Norm& by, Tensor x) const {
   TREADLE_CHECK(x.stride == x.cols);
-  const Tensor heads =
-      DenseTensor(x.data, x.dtype, x.rows * x.cols / config.head_dim, config.head_dim);
+  const Tensor heads = DenseTensor(x.data, x.dtype, x.rows * x.cols / by.cols, by.cols);
   by.Apply(backend, heads, heads);
 }
 
-void LayerPass::Attend() const {
-  backend.RotateAndStoreKv(q, k, v, rotary, kv);
-  const int64_t scalar = config.query_scalar > 0 ? config.query_scalar : config.head_dim;
-  backend.Attention(q, kv, 1 / std::sqrt(static_cast<float>(scalar)), attended);
+// Rotates x as queries are rotated, and no keys: what is stored for them is overwritten when this
+// layer's own are. `attended` is free until then.
+void LayerPass::RotateAlone(Tensor x, const RotaryTable& by) const {
+  const Tensor unused = DenseTensor(attended.data, DType::kF32, x.rows, own_k.cols);
+  backend.RotateAndStoreKv(x, unused, unused, &by, kv);
 }
 
-absl::Status LayerPass::AddNormalized(const Norm& by, const Linear& linear, Tensor x) const {
+void LayerPass::Rotate() const {
+  RotateAlone(own_q, *rotary);
+  RotateAlone(own_k, *rotary);
+}
+
+void LayerPass::Attend() const {
+  if (query_scales != nullptr) RotateAlone(own_q, *query_scales);
+  backend.RotateAndStoreKv(own_q, own_k, v, architecture.norms_after_rotation ? nullptr : rotary,
+                           kv);
+  const int64_t scalar = config.query_scalar > 0 ? config.query_scalar : config.head_dim;
+  const float scale = config.attention_multiplier > 0
+                          ? static_cast<float>(config.attention_multiplier)
+                          : 1 / std::sqrt(static_cast<float>(scalar));
+  backend.Attention(own_q, kv, scale, attended);
+}
+
+absl::Status LayerPass::AddProduct(const Linear& linear, Tensor x, const Norm& by) const {
+  if (!by.loaded()) {
+    return sums.Multiply(backend, linear, x, ranks, /*accumulate=*/true, hidden);
+  }
   TREADLE_RETURN_IF_ERROR(sums.Multiply(backend, linear, x, ranks, /*accumulate=*/false, half));
   by.Apply(backend, half, hidden, /*accumulate=*/true);
   return absl::OkStatus();
@@ -149,7 +168,8 @@ absl::Status Decoder::Load(const Checkpoint& checkpoint, const LoadOptions& opti
     TREADLE_RETURN_IF_ERROR(LoadRotary(checkpoint, options.max_context));
   }
   if (architecture_->alibi) TREADLE_RETURN_IF_ERROR(LoadSlopes());
-  table_bytes_ = rotary_.bytes() + local_rotary_.bytes();
+  if (first_stage()) TREADLE_RETURN_IF_ERROR(LoadScale());
+  table_bytes_ = rotary_.bytes() + local_rotary_.bytes() + query_scales_.bytes();
   weight_bytes_ = loader.weight_bytes() + table_bytes_;
   ChooseTypes();
   TREADLE_RETURN_IF_ERROR(AllocateActivations(options));
@@ -179,19 +199,30 @@ absl::Status Decoder::LoadTensor(WeightLoader& loader, const TensorRow& row,
   if (row.columns == Extent::kNone) {
     Norm& norm = weights.*MemberOf(kNorms, row.part);
     norm.kind = architecture_->norm;
+    norm.cols = n;
     norm.epsilon = config_.norm_epsilon;
     const float more = gguf ? 0 : architecture_->hugging_face_gain;
     float scale = 1;
-    if (architecture_->embedding_scaled && row.rows == Extent::kHidden) {
-      // The residual stream is kept divided by the embedding's scale s, so that an embedding enters
-      // it as it is stored: what is added is divided too, and a norm of the stream with epsilon /
-      // s^2 gives what it would with epsilon.
-      const auto hidden = static_cast<float>(config_.hidden);
+    if (row.rows == Extent::kHidden) {
+      // The residual stream is kept divided by a scale s, and a norm of it with epsilon / s^2 gives
+      // what it would with epsilon. Where s is the embedding's scale, an embedding enters the
+      // stream as it is stored, and what is added is divided. Where it is the multiplier of what
+      // layers add, that is added as it is.
+      const auto multiplier = static_cast<float>(config_.residual_multiplier);
+      const bool embedding = architecture_->embedding_scaled;
+      const float square = embedding ? static_cast<float>(config_.hidden) : multiplier * multiplier;
       const bool adds = row.part == Part::kPostAttentionNorm || row.part == Part::kPostFfnNorm;
-      if (adds) scale = 1 / std::sqrt(hidden);
-      if (!adds) norm.epsilon /= hidden;
+      if (adds && embedding) scale = 1 / std::sqrt(square);
+      if (!adds) norm.epsilon /= square;
     }
     TREADLE_ASSIGN_OR_RETURN(norm.gain, loader.LoadVector(name + ".weight", n, more, scale));
+    if (row.part == Part::kOutputNorm && config_.logits_divisor != 1) {
+      const auto divided = static_cast<float>(1 / config_.logits_divisor);
+      weights.head_norm = {
+          .kind = norm.kind, .epsilon = norm.epsilon, .cols = n, .gain = {}, .bias = {}};
+      TREADLE_ASSIGN_OR_RETURN(weights.head_norm.gain,
+                               loader.LoadVector(name + ".weight", n, more, divided));
+    }
     if (bias) {
       TREADLE_ASSIGN_OR_RETURN(norm.bias, loader.LoadVector(name + ".bias", n));
     }
@@ -262,8 +293,18 @@ absl::Status Decoder::LoadRotary(const Checkpoint& checkpoint, int64_t max_posit
       }
     }
   }
-  TREADLE_ASSIGN_OR_RETURN(rotary_, RotaryEmbedding::Create(RotaryFrequencies(config_, factors),
-                                                            max_positions, backend_, scale));
+  TREADLE_ASSIGN_OR_RETURN(
+      rotary_, RotaryEmbedding::Create(RotaryFrequencies(config_, factors), max_positions, backend_,
+                                       [scale](int64_t) { return scale; }));
+  if (ScalesQueries(config_, max_positions)) {  // turned by no angle
+    const std::vector<float> still(static_cast<size_t>(config_.head_dim / 2));
+    TREADLE_ASSIGN_OR_RETURN(
+        query_scales_,
+        RotaryEmbedding::Create(still, max_positions, backend_, [&](int64_t position) {
+          const auto times = static_cast<double>(position / config_.yarn->original_context);
+          return static_cast<float>(1 + config_.yarn->query_beta * std::log1p(times));
+        }));
+  }
   if (config_.local_rope_base == 0) return absl::OkStatus();
   ModelConfig local = config_;
   local.rope_base = config_.local_rope_base;
@@ -284,14 +325,37 @@ absl::Status Decoder::LoadSlopes() {
   return absl::OkStatus();
 }
 
+// What the embedding is multiplied by, in a residual stream that is kept divided: as a norm with an
+// epsilon beside which the mean square of a row is rounded away, so that it divides all alike, by
+// the epsilon's root.
+absl::Status Decoder::LoadScale() {
+  const double scale = config_.embedding_multiplier / config_.residual_multiplier;
+  if (scale == 1) return absl::OkStatus();
+  Norm& norm = outside_.embedding_scale;
+  norm.epsilon = 0x1p100f;
+  norm.cols = config_.hidden;
+  const std::vector<float> gains(static_cast<size_t>(config_.hidden),
+                                 static_cast<float>(scale * 0x1p50));
+  const size_t bytes = gains.size() * sizeof(float);
+  TREADLE_ASSIGN_OR_RETURN(norm.gain, backend_.Allocate(bytes));
+  backend_.CopyToDevice(norm.gain.data(), gains.data(), bytes);
+  return absl::OkStatus();
+}
+
 void Decoder::ChooseTypes() {
   for (LayerWeights& layer : layer_weights_) {
-    layer.attention_type = InputTypeOf(backend_, {&layer.q, &layer.k, &layer.v, &layer.qkv});
+    // Without norms before them, products read the residual stream as it is.
+    const bool normed = layer.attention_norm.loaded();
+    layer.attention_type = layer.ffn_type = layer.down_type = DType::kF32;
+    if (normed) {
+      layer.attention_type = InputTypeOf(backend_, {&layer.q, &layer.k, &layer.v, &layer.qkv});
+    }
     layer.out_type = InputTypeOf(backend_, {&layer.out});
     // Gather has read what experts multiply, and so has the router, which is to choose well.
-    layer.ffn_type = layer.down_type = DType::kF32;
     if (layer.router.loaded()) continue;
-    layer.ffn_type = InputTypeOf(backend_, {&layer.gate, &layer.up, &layer.gate_up});
+    if (normed) {
+      layer.ffn_type = InputTypeOf(backend_, {&layer.gate, &layer.up, &layer.gate_up});
+    }
     layer.down_type = InputTypeOf(backend_, {&layer.down});
   }
   if (last_stage()) outside_.head_type = InputTypeOf(backend_, {&head()});
@@ -316,8 +380,11 @@ absl::Status Decoder::AllocateActivations(const LoadOptions& options) {
     k_ = qkv_.Cols(q_size, kv_size);
     v_ = qkv_.Cols(q_size + kv_size, kv_size);
   } else {
-    TREADLE_RETURN_IF_ERROR(activations_->AddTogether(
-        {{&normed_, config_.hidden}, {&q_, q_size}, {&k_, kv_size}, {&v_, kv_size}}, freed));
+    TREADLE_RETURN_IF_ERROR(activations_->AddTogether({{&normed_, config_.hidden},
+                                                       {&q_, layer_weights_[0].q.weight().n()},
+                                                       {&k_, layer_weights_[0].k.weight().n()},
+                                                       {&v_, kv_size}},
+                                                      freed));
   }
   TREADLE_ASSIGN_OR_RETURN(attended_, activations_->Add(q_size));
   if (any([](const auto& layer) { return layer.gate_up.loaded(); })) {
@@ -360,10 +427,18 @@ LayerPass Decoder::PassOf(size_t index, const KvView& kv, Communicator* ranks, T
   const RotaryEmbedding& rotary = apart ? local_rotary_ : rotary_;
   const int64_t rows = hidden.rows;
   const Tensor gate = gate_.Rows(0, rows);
+  const bool rotates =
+      architecture_->rotary && config_.Rotates(layers_.begin + static_cast<int64_t>(index));
+  const auto own = [&](const Tensor& all, ShardRange heads) {
+    const int64_t cols = heads.size() * config_.head_dim;
+    return all.Rows(0, rows).Cols(all.cols == cols ? 0 : heads.begin * config_.head_dim, cols);
+  };
   return {
       .backend = backend_,
       .config = config_,
-      .rotary = architecture_->rotary ? &rotary.table() : nullptr,
+      .architecture = *architecture_,
+      .rotary = rotates ? &rotary.table() : nullptr,
+      .query_scales = query_scales_.bytes() > 0 ? &query_scales_.table() : nullptr,
       .sums = sums_,
       .ranks = ranks,
       .kv = kv,
@@ -372,6 +447,8 @@ LayerPass Decoder::PassOf(size_t index, const KvView& kv, Communicator* ranks, T
       .q = q_.Rows(0, rows),
       .k = k_.Rows(0, rows),
       .v = v_.Rows(0, rows),
+      .own_q = own(q_, heads_),
+      .own_k = own(k_, kv_range_),
       .qkv = layer.qkv.loaded() ? qkv_.Rows(0, rows) : Tensor(),
       .attended = RowsAs(layer.out_type, attended_, rows),
       .ffn_in = RowsAs(layer.ffn_type, normed_, rows),
@@ -395,8 +472,8 @@ absl::Status Decoder::Forward(const Batch& batch, const KvPages& kv, Communicato
                      static_cast<int32_t>(-architecture_->position_offset), /*accumulate=*/true,
                      hidden);
     }
-    if (outside_.embedding_norm.loaded()) {
-      outside_.embedding_norm.Apply(backend_, hidden, hidden);
+    for (const Norm* norm : {&outside_.embedding_norm, &outside_.embedding_scale}) {
+      if (norm->loaded()) norm->Apply(backend_, hidden, hidden);
     }
   }
   expert_use_ = {};
@@ -413,7 +490,8 @@ void Decoder::Head(Tensor hidden, Tensor logits) {
   const Tensor normed = outside_.head_type == DType::kF32
                             ? hidden
                             : Freed(outside_.head_type, hidden.rows, hidden.cols);
-  outside_.output_norm.Apply(backend_, hidden, normed);
+  const bool divided = outside_.head_norm.loaded();
+  (divided ? outside_.head_norm : outside_.output_norm).Apply(backend_, hidden, normed);
   const Projection out[] = {head().To(logits)};
   backend_.MatMul(normed, out);
 }

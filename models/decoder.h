@@ -23,7 +23,8 @@ namespace treadle {
 struct Norm {
   NormKind kind = NormKind::kRms;
   float epsilon = 0;
-  Buffer gain;  // f32
+  int64_t cols = 0;
+  Buffer gain;  // [cols] f32
   Buffer bias;  // of layer norms
   bool loaded() const { return gain.data() != nullptr; }
   // Shapes as Backend::RmsNorm's, which alone can accumulate.
@@ -36,15 +37,17 @@ struct LayerWeights {
   Linear embedding;               // [vocab, hidden]; first stage, and the head if tied
   Linear positions;               // [context, hidden]; first stage, where positions are embedded
   Norm embedding_norm;            // [hidden]; first stage, of all that is embedded
+  Norm embedding_scale;           // [hidden]; first stage: a factor, as a norm (Decoder::LoadScale)
   Norm output_norm;               // [hidden], last stage
+  Norm head_norm;                 // that of logits which are divided; else not loaded
   Linear head;                    // [vocab, hidden], last stage, unless tied
   Norm attention_norm, ffn_norm;  // [hidden]
   Norm post_attention_norm;       // [hidden], of what is added
   Norm post_ffn_norm;             // likewise
-  Norm q_norm, k_norm;            // [head_dim]
+  Norm q_norm, k_norm;            // [head_dim], or of all heads of all ranks together
   Buffer sinks;                   // [heads] f32
-  Linear q;                       // [heads * head_dim, hidden]
-  Linear k, v;                    // [kv_heads * head_dim, hidden]
+  Linear q;                       // [heads * head_dim, hidden]; where one norm is of all: all
+  Linear k, v;                    // [kv_heads * head_dim, hidden]; likewise k
   Linear qkv;                     // the three as one
   Linear out;                     // [hidden, heads * head_dim]
   Linear gate, up;                // [ffn_hidden, hidden]
@@ -61,14 +64,17 @@ struct LayerWeights {
 struct LayerPass {
   Backend& backend;
   const ModelConfig& config;
-  const RotaryTable* rotary;  // null: nothing rotates
+  const Architecture& architecture;
+  const RotaryTable* rotary;        // null: nothing rotates
+  const RotaryTable* query_scales;  // factors of queries, as a rotation by no angle; null: none
   RankSums& sums;
   Communicator* ranks;
   KvView kv;
   Tensor hidden;        // [num_tokens, hidden], the residual stream
   Tensor attention_in;  // [num_tokens, hidden], of the type that its products read
-  Tensor q;             // [num_tokens, heads * head_dim]
-  Tensor k, v;          // [num_tokens, kv_heads * head_dim]
+  Tensor q;             // [num_tokens, heads * head_dim], as LayerWeights::q makes it
+  Tensor k, v;          // [num_tokens, kv_heads * head_dim]; likewise k
+  Tensor own_q, own_k;  // the heads of q and k that are this rank's
   Tensor qkv;           // the three side by side, where one matrix makes them
   Tensor attended;      // [num_tokens, heads * head_dim], as the next product reads it
   Tensor ffn_in;        // [num_tokens, hidden], likewise
@@ -80,21 +86,25 @@ struct LayerPass {
   ExpertUse& expert_use;
 
   void Normalize(const Norm& by, Tensor x, Tensor out) const { by.Apply(backend, x, out); }
-  // Each head of x by itself, in place.
+  // The normalized residual stream, in `out`; the stream itself, where the model has no such norm.
+  Tensor Normalized(const Norm& by, Tensor out) const {
+    if (by.loaded()) Normalize(by, hidden, out);
+    return by.loaded() ? out : hidden;
+  }
+  // Each head of x by itself, or all together, as the norm is made; in place.
   void NormalizeHeads(const Norm& by, Tensor x) const;
   // The products share their input.
   void MatMul(Tensor x, std::initializer_list<Projection> products) const {
     backend.MatMul(x, std::span(products.begin(), products.size()));
   }
+  // Rotates q and k, where Attend does not because norms come between.
+  void Rotate() const;
   // attended = softmax(q K^T / sqrt(d)) V of each head, d its size or what the model says, once k
   // and v are in the cache; q and k rotate first.
   void Attend() const;
-  // hidden += W x + b, over all ranks.
-  absl::Status AddProduct(const Linear& linear, Tensor x) const {
-    return sums.Multiply(backend, linear, x, ranks, /*accumulate=*/true, hidden);
-  }
-  // hidden += norm(W x + b), of the sum over all ranks.
-  absl::Status AddNormalized(const Norm& by, const Linear& linear, Tensor x) const;
+  void RotateAlone(Tensor x, const RotaryTable& by) const;
+  // hidden += norm(W x + b), of the sum over all ranks; without a norm where it is not loaded.
+  absl::Status AddProduct(const Linear& linear, Tensor x, const Norm& by = {}) const;
   // hidden += the weighted sum of what experts make of the rows of ffn_in, over all ranks.
   absl::Status AddExperts(const LayerWeights& weights) const;
 };
@@ -119,6 +129,7 @@ class Decoder : public Model {
                           Checkpoint::Kind kind, LayerWeights& weights);
   absl::Status LoadRotary(const Checkpoint& checkpoint, int64_t max_positions);
   absl::Status LoadSlopes();
+  absl::Status LoadScale();
   std::vector<ShardRange> PartsOf(Extent extent) const;
   void ChooseTypes();
   absl::Status AllocateActivations(const LoadOptions& options);
@@ -141,6 +152,7 @@ class Decoder : public Model {
   LayerWeights outside_;
   std::vector<LayerWeights> layer_weights_;
   RotaryEmbedding rotary_, local_rotary_;  // the second: of local layers, if they rotate apart
+  RotaryEmbedding query_scales_;           // LayerPass::query_scales
   Buffer slopes_;                          // KvView::slopes, where scores fall; else empty
 
   // Confined to the rank's thread. Sized for f32, rows = max_batch_tokens. One buffer from normed_

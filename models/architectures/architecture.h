@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -64,7 +65,9 @@ enum class Extent {
   kHeadDim,
   kContext,
   kExperts,
-  kVocab,  // from here on, divided among ranks
+  kAllQueries,  // of all ranks, as one norm wants them; the rows of kQueries
+  kAllKeys,     // likewise
+  kVocab,       // from here on, divided among ranks
   kHeads,
   kQueries,
   kKeys,   // or values
@@ -106,6 +109,7 @@ struct JsonField {
 struct FixedField {
   const char* name;
   const char* json;
+  bool required = false;  // it has to be there
 };
 
 // config.json. Errors of its reader (hf_config.cc) name the field.
@@ -139,12 +143,17 @@ struct Architecture {
   Presence qkv_bias = Presence::kNever;
   Presence output_bias = Presence::kNever;  // of the attention's output
   bool qk_norm = false;                     // every head's queries and keys are normalized
+  bool norms_after_rotation = false;        // of these
   bool embedding_scaled = false;            // by the root of the hidden size
-  bool local_layers = false;                // every model has them
-  // Local layers: ModelConfig::global_every, where a .gguf file leaves it out, and whether local
-  // layers rotate by a base of their own.
-  int64_t global_every = 0;
-  bool local_base = false;
+  bool multipliers = false;                 // ModelConfig::embedding_multiplier and the others
+  // Local layers in turn with global ones: in every model, or in those that have a window.
+  Presence local_layers = Presence::kNever;
+  int64_t global_every = 0;     // ModelConfig's, where a file leaves it out
+  bool local_base = false;      // local layers rotate by a base of their own
+  bool local_unscaled = false;  // or by the base of all, which nothing scales for them
+  // ModelConfig::unrotated_every, where a file leaves it out; null: all layers rotate.
+  int64_t (*unrotated_every)(const ModelConfig&) = nullptr;
+  bool geglu = false;  // what gates is a GeLU; else a SiLU
   // ModelConfig::query_scalar, which no key of GGUF says; null: the size of a head.
   int64_t (*gguf_query_scalar)(const ModelConfig&) = nullptr;
   bool grouped = true;  // heads of any size may share K and V; else all are one hidden size's
@@ -156,6 +165,7 @@ struct Architecture {
   // GGUF's rows of Q and K are ordered for rotation of adjacent pairs: (2i, 2i + 1) of each head.
   // Inside, and in Hugging Face files, pairs are (i, i + rope_dim / 2).
   bool gguf_pairs = false;
+  bool hugging_face_pairs = false;  // folders too
   // Folders order the rows of Q, K and V in one matrix by K/V heads: the queries that read the
   // first, it, its values; the second's; and so on. Inside, and in GGUF, all queries come first.
   bool hugging_face_qkv_by_heads = false;
@@ -166,6 +176,8 @@ struct Architecture {
   float swiglu_limit = 0;                  // of experts (Backend::ClampedSwiGlu); 0: SwiGLU
   // Folders keep all experts of a layer in one tensor (fused_experts.h).
   bool hugging_face_fused_experts = false;
+  // Folders keep the rows of a layer's gate, then those of what it gates, in one matrix.
+  std::string_view hugging_face_gate_up = {};
   bool yarn_truncates = true;       // Yarn::truncate, which no key of GGUF says that others read
   std::string_view gguf_name = {};  // GGUF's general.architecture, if it is not `name`
 
@@ -181,6 +193,11 @@ inline const char* GgufEpsilonKey(const Architecture& architecture) {
                                              : "attention.layer_norm_epsilon";
 }
 
+// Behind it, of Ministral 3: Yarn::query_beta; and behind "rope.scaling.", by the attention factor
+// of which scale the usual one is divided (transformers' mscale_all_dim).
+inline constexpr const char* kQueryBeta = "attention.temperature_scale";
+inline constexpr const char* kYarnDivisor = "yarn_log_multiplier";
+
 // All that there are.
 std::span<const Architecture> Architectures();
 // Null if unknown.
@@ -192,6 +209,13 @@ const Architecture* FindGgufArchitecture(std::string_view name, bool experts);
 const Architecture& ArchitectureOf(const ModelConfig& config);
 // "llama, gpt2"
 std::string KnownArchitectures();
+
+// Sets what files do not say because it follows from the rest: which layers rotate, and by what.
+void CompleteConfig(ModelConfig& config);
+
+// The n where each n-th of the layers is `special` and no other; more than there are layers where
+// none is. Null: there is no such n.
+std::optional<int64_t> PeriodOf(const std::vector<bool>& special);
 
 // The tensors that a model has.
 std::vector<const TensorRow*> TensorsOf(const ModelConfig& config);

@@ -15,10 +15,13 @@ constexpr double kMaxSize = 0x1p40;  // of what nothing is allocated for
 
 constexpr bool (*kRotary)(const Architecture&) = [](const Architecture& a) { return a.rotary; };
 constexpr bool (*kLocal)(const Architecture&) = [](const Architecture& a) {
-  return a.local_layers;
+  return a.local_layers == Presence::kAlways;
 };
 constexpr bool (*kLocalBase)(const Architecture&) = [](const Architecture& a) {
   return a.local_base;
+};
+constexpr bool (*kMultipliers)(const Architecture&) = [](const Architecture& a) {
+  return a.multipliers;
 };
 constexpr bool (*kExperts)(const Architecture&) = [](const Architecture& a) { return a.experts; };
 
@@ -59,21 +62,29 @@ constexpr ConfigField<C> kModel[] = {
      [](const C& c) { return ArchitectureOf(c).rotary ? c.head_dim : 0; }},
     {"rope_linear_factor", &C::rope_linear_factor, "rope scaling: linear factor", kSmallest,
      kLargest},
-    {"window", &C::window, "sliding window", 1, 1 << 24, "sliding_window",
-     "attention.sliding_window", kLocal},
+    {"window", &C::window, "sliding window", 1, 1 << 24, "sliding_window", nullptr, kLocal},
     {"global_layers", &C::global_layers, "global layers before others", 0, 1 << 24},
     {"global_every", &C::global_every, "layers per global one", 1, 1 << 24,
-     "sliding_window_pattern", "attention.sliding_window_pattern", kLocal,
+     "sliding_window_pattern", nullptr, kLocal,
      [](const C& c) { return ArchitectureOf(c).global_every; }},
     {"local_rope_base", &C::local_rope_base, "rope base of local layers", kSmallest, kLargest,
      "rope_local_base_freq", "rope.freq_base_swa", kLocalBase},
+    {"unrotated_every", &C::unrotated_every, "layers per one that does not rotate", 0, 1 << 24},
     {"experts", &C::experts, "experts", 1, 1 << 12, "num_local_experts", "expert_count", kExperts,
      nullptr, "num_experts"},
     {"experts_per_token", &C::experts_per_token, "experts per token", 1, 1 << 12,
      "num_experts_per_tok", "expert_used_count", kExperts},
     {"normalized_experts", &C::normalized_experts, nullptr, 0, 0, nullptr, "expert_weights_norm",
      kExperts},
-    {"query_scalar", &C::query_scalar, "what divides scores", 0, kMaxSize}};
+    {"query_scalar", &C::query_scalar, "what divides scores", 0, kMaxSize},
+    {"embedding_multiplier", &C::embedding_multiplier, "embedding multiplier", kSmallest, kLargest,
+     "embedding_multiplier", "embedding_scale", kMultipliers},
+    {"residual_multiplier", &C::residual_multiplier, "residual multiplier", kSmallest, kLargest,
+     "residual_multiplier", "residual_scale", kMultipliers},
+    {"attention_multiplier", &C::attention_multiplier, "attention multiplier", kSmallest, kLargest,
+     "attention_multiplier", "attention.scale", kMultipliers},
+    {"logits_divisor", &C::logits_divisor, "logits scaling", kSmallest, kLargest, "logits_scaling",
+     "logit_scale", kMultipliers}};
 
 constexpr ConfigField<RopeScaling> kRopeScaling[] = {
     {"factor", &RopeScaling::factor, "factor", kSmallest, kLargest, "factor"},
@@ -102,7 +113,8 @@ constexpr ConfigField<Yarn> kYarn[] = {
      "original_max_position_embeddings", "original_context_length"},
     {"truncate", &Yarn::truncate, nullptr, 0, 0, "truncate", "yarn_truncate"},
     {"attention_factor", &Yarn::attention_factor, "attention_factor", kSmallest, kLargest,
-     "attention_factor"}};
+     "attention_factor"},
+    {"query_beta", &Yarn::query_beta, "llama_4_scaling_beta", 0, kLargest, "llama_4_scaling_beta"}};
 
 // Members of an aggregate: with how many values, of any types, it can be initialized.
 struct AnyValue {

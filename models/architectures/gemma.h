@@ -2,14 +2,12 @@
 // layer and on each head's queries and keys, GeGLU, a scaled embedding, and five layers that see a
 // window of positions to one that sees all.
 //
-// Thread safety: constants and pure functions.
+// Thread safety: constants.
 #pragma once
 
 #include "models/architectures/llama.h"
 
 namespace treadle {
-
-absl::Status GemmaLayer(const LayerPass& pass, const LayerWeights& weights);
 
 inline constexpr TensorRow kGemmaTensors[] = {
     {Part::kEmbedding, "token_embd", "model.embed_tokens", Extent::kVocab, Extent::kHidden},
@@ -42,13 +40,14 @@ inline constexpr FixedField kGemmaFixed[] = {{"hidden_activation", "\"gelu_pytor
 
 inline constexpr Architecture kGemma3 = {
     .name = "gemma3",
-    .layer = GemmaLayer,
+    .layer = LlamaLayer,
     .tensors = kGemmaTensors,
     .qk_norm = true,
     .embedding_scaled = true,
-    .local_layers = true,
+    .local_layers = Presence::kAlways,
     .global_every = 6,
     .local_base = true,
+    .geglu = true,
     // The model of 27B divides by its hidden size per head.
     .gguf_query_scalar =
         [](const ModelConfig& c) { return c.layers == 62 ? c.hidden / c.heads : c.head_dim; },

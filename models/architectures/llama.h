@@ -4,6 +4,8 @@
 // Thread safety: constants and a pure function.
 #pragma once
 
+#include <array>
+
 #include "models/architectures/architecture.h"
 
 namespace treadle {
@@ -30,6 +32,13 @@ inline constexpr TensorRow kLlamaTensors[] = {
     {Part::kGate, "ffn_gate", "mlp.gate_proj", Extent::kInner, Extent::kHidden},
     {Part::kUp, "ffn_up", "mlp.up_proj", Extent::kInner, Extent::kHidden},
     {Part::kDown, "ffn_down", "mlp.down_proj", Extent::kHidden, Extent::kInner}};
+
+// The rows as `change` leaves each of them: for families that call some parts otherwise.
+template <size_t kRows, typename Change>
+consteval auto Changed(std::array<TensorRow, kRows> rows, Change change) {
+  for (TensorRow& row : rows) change(row);
+  return rows;
+}
 
 inline constexpr std::string_view kLlamaClasses[] = {"LlamaForCausalLM", "MistralForCausalLM"};
 inline constexpr FixedField kLlamaFixed[] = {{"mlp_bias", "false"}, {"hidden_act", "\"silu\""}};

@@ -41,6 +41,8 @@ struct Yarn {
   int64_t original_context = 0;
   bool truncate = true;
   double attention_factor = 1;  // of rotated queries and of rotated keys
+  // Queries at position p are multiplied by 1 + query_beta ln(1 + floor(p / original_context)).
+  double query_beta = 0;
 
   bool operator==(const Yarn&) const = default;
   // The attention factor, where nothing says another.
@@ -96,6 +98,11 @@ struct ModelConfig {
     return count;
   }
   double local_rope_base = 0;  // of local layers, which nothing scales; 0: they rotate as others do
+  // Of every so many layers the last has no rotary embedding; 0: all layers have it.
+  int64_t unrotated_every = 0;
+  bool Rotates(int64_t layer) const {
+    return unrotated_every == 0 || (layer + 1) % unrotated_every != 0;
+  }
 
   // Mixtures of experts: each row goes to some of the feed-forward networks of a layer, whose inner
   // features `ffn_hidden` counts. 0: a layer has one, for all rows.
@@ -104,6 +111,13 @@ struct ModelConfig {
   bool normalized_experts = true;  // weights are a softmax over those chosen; else over all
 
   int64_t query_scalar = 0;  // whose root divides scores; 0: the size of a head
+
+  // Factors of Granite's: of the embedding, of what each half of a layer adds, of scores (0: as
+  // above), and what logits are divided by.
+  double embedding_multiplier = 1;
+  double residual_multiplier = 1;
+  double attention_multiplier = 0;
+  double logits_divisor = 1;
 
   bool operator==(const ModelConfig&) const = default;
 };

@@ -69,9 +69,9 @@ std::vector<float> RotaryFrequencies(const ModelConfig& config, std::span<const 
   return frequencies;
 }
 
-absl::StatusOr<RotaryEmbedding> RotaryEmbedding::Create(std::span<const float> frequencies,
-                                                        int64_t max_positions, Backend& backend,
-                                                        float scale) {
+absl::StatusOr<RotaryEmbedding> RotaryEmbedding::Create(
+    std::span<const float> frequencies, int64_t max_positions, Backend& backend,
+    absl::FunctionRef<float(int64_t position)> scale) {
   RotaryEmbedding out;
   const size_t half = frequencies.size();
   const size_t bytes = static_cast<size_t>(max_positions) * half * sizeof(float);
@@ -79,11 +79,12 @@ absl::StatusOr<RotaryEmbedding> RotaryEmbedding::Create(std::span<const float> f
   TREADLE_ASSIGN_OR_RETURN(out.sin_, backend.Allocate(bytes));
   std::vector<float> cosines(half), sines(half);
   for (int64_t position = 0; position < max_positions; ++position) {
+    const float own = scale(position);
     for (size_t i = 0; i < half; ++i) {
       // The angle is rounded to float first, as in transformers.
       const float angle = static_cast<float>(position) * frequencies[i];
-      cosines[i] = scale * static_cast<float>(std::cos(static_cast<double>(angle)));
-      sines[i] = scale * static_cast<float>(std::sin(static_cast<double>(angle)));
+      cosines[i] = own * static_cast<float>(std::cos(static_cast<double>(angle)));
+      sines[i] = own * static_cast<float>(std::sin(static_cast<double>(angle)));
     }
     const size_t row = static_cast<size_t>(position) * half * sizeof(float);
     backend.CopyToDevice(out.cos_.data() + row, cosines.data(), half * sizeof(float));

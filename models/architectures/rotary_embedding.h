@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "kernels/backend.h"
 #include "models/architectures/model_config.h"
 
@@ -13,18 +14,26 @@ namespace treadle {
 // Frequency of each pair, [rope_dim / 2]. `factors`, if not empty, divide them (GGUF's rope_freqs).
 std::vector<float> RotaryFrequencies(const ModelConfig& config, std::span<const float> factors);
 
+// Whether queries are multiplied by a factor of their position (Yarn::query_beta), which is 1
+// within the context of training.
+inline bool ScalesQueries(const ModelConfig& config, int64_t max_positions) {
+  return config.yarn && config.yarn->query_beta > 0 &&
+         max_positions > config.yarn->original_context;
+}
+
 // The tables on the device. Thread safety: constant.
 class RotaryEmbedding {
  public:
   RotaryEmbedding() = default;
-  static absl::StatusOr<RotaryEmbedding> Create(std::span<const float> frequencies,
-                                                int64_t max_positions, Backend& backend,
-                                                float scale = 1);
+  // scale: of what is rotated to a position.
+  static absl::StatusOr<RotaryEmbedding> Create(
+      std::span<const float> frequencies, int64_t max_positions, Backend& backend,
+      absl::FunctionRef<float(int64_t position)> scale = [](int64_t) { return 1.0f; });
   const RotaryTable& table() const { return table_; }
   uint64_t bytes() const { return cos_.bytes() + sin_.bytes(); }
   // The bytes of the tables for so many positions.
   static int64_t Bytes(const ModelConfig& config, int64_t max_positions) {
-    const int64_t tables = config.local_rope_base > 0 ? 2 : 1;
+    const int64_t tables = 1 + (config.local_rope_base > 0) + ScalesQueries(config, max_positions);
     return tables * max_positions * (config.rope_dim / 2) * 2 * static_cast<int64_t>(sizeof(float));
   }
 

@@ -3,23 +3,33 @@
 #include "base/status.h"
 #include "models/architectures/architecture.h"
 #include "models/architectures/bloom.h"
+#include "models/architectures/ernie.h"
+#include "models/architectures/exaone4.h"
 #include "models/architectures/experts.h"
 #include "models/architectures/falcon.h"
 #include "models/architectures/gemma.h"
+#include "models/architectures/glm4.h"
 #include "models/architectures/gpt2.h"
 #include "models/architectures/gpt_neox.h"
 #include "models/architectures/gpt_oss.h"
+#include "models/architectures/granite.h"
+#include "models/architectures/hunyuan.h"
 #include "models/architectures/llama.h"
+#include "models/architectures/ministral3.h"
+#include "models/architectures/olmo.h"
 #include "models/architectures/opt.h"
 #include "models/architectures/phi3.h"
 #include "models/architectures/qwen.h"
+#include "models/architectures/seed_oss.h"
+#include "models/architectures/smollm3.h"
 
 namespace treadle {
 namespace {
 
-constexpr Architecture kArchitectures[] = {kLlama,   kGpt2,     kQwen2, kQwen3,  kGptNeoX,
-                                           kOpt,     kFalcon,   kPhi3,  kGemma3, kBloom,
-                                           kMixtral, kQwen3Moe, kGptOss};
+constexpr Architecture kArchitectures[] = {
+    kLlama,  kGpt2,    kQwen2,   kQwen3,    kGptNeoX, kOpt,     kFalcon,    kPhi3,
+    kGemma3, kBloom,   kMixtral, kQwen3Moe, kGptOss,  kSmolLm3, kGranite,   kGranite4,
+    kOlmo2,  kSeedOss, kGlm4,    kExaone4,  kErnie45, kHunyuan, kMinistral3};
 
 constexpr std::string_view kGgufLayers = "blk.";
 
@@ -94,8 +104,10 @@ int64_t SizeOf(Extent extent, const ModelConfig& config) {
     case Extent::kHeads:
       return config.heads;
     case Extent::kQueries:
+    case Extent::kAllQueries:
       return queries;
     case Extent::kKeys:
+    case Extent::kAllKeys:
       return keys;
     case Extent::kFused:
       return queries + 2 * keys;
@@ -105,6 +117,24 @@ int64_t SizeOf(Extent extent, const ModelConfig& config) {
       return 2 * config.ffn_hidden;
   }
   return 0;
+}
+
+void CompleteConfig(ModelConfig& config) {
+  const Architecture& architecture = ArchitectureOf(config);
+  if (architecture.unrotated_every != nullptr && config.unrotated_every == 0) {
+    config.unrotated_every = architecture.unrotated_every(config);
+  }
+  if (architecture.local_unscaled && config.window > 0 && config.local_rope_base == 0) {
+    config.local_rope_base = config.rope_base;
+  }
+}
+
+std::optional<int64_t> PeriodOf(const std::vector<bool>& special) {
+  const int64_t period = std::ranges::find(special, true) - special.begin() + 1;
+  for (int64_t i = 0; i < std::ssize(special); ++i) {
+    if (special[static_cast<size_t>(i)] != ((i + 1) % period == 0)) return std::nullopt;
+  }
+  return period;
 }
 
 std::vector<const TensorRow*> TensorsOf(const ModelConfig& config) {
@@ -180,12 +210,12 @@ std::vector<int32_t> RowsByHeads(const ModelConfig& config) {
 std::vector<int32_t> FileRowOrder(const TensorRow& row, const ModelConfig& config, Container kind) {
   std::vector<int32_t> order;
   const Architecture& architecture = ArchitectureOf(config);
-  if (kind == Container::kHuggingFace) {
-    const bool by_heads = row.part == Part::kQkv && architecture.hugging_face_qkv_by_heads;
-    return by_heads ? RowsByHeads(config) : order;
+  const bool folder = kind == Container::kHuggingFace;
+  if (folder && row.part == Part::kQkv && architecture.hugging_face_qkv_by_heads) {
+    return RowsByHeads(config);
   }
-  const bool rotates = row.part == Part::kQ || row.part == Part::kK;
-  if (!rotates || !architecture.gguf_pairs) return order;
+  const bool pairs = folder ? architecture.hugging_face_pairs : architecture.gguf_pairs;
+  if (!pairs || (row.part != Part::kQ && row.part != Part::kK)) return order;
   const int64_t half = config.rope_dim / 2;
   for (int64_t first = 0; first < SizeOf(row.rows, config); first += config.head_dim) {
     for (int64_t i = 0; i < config.head_dim; ++i) {
@@ -197,6 +227,7 @@ std::vector<int32_t> FileRowOrder(const TensorRow& row, const ModelConfig& confi
 }
 
 std::vector<int32_t> OrderBetween(std::span<const int32_t> first, std::span<const int32_t> second) {
+  if (std::ranges::equal(first, second)) return {};
   std::vector<int32_t> order(std::max(first.size(), second.size()));
   for (size_t i = 0; i < order.size(); ++i) {
     order[second.empty() ? i : second[i]] = first.empty() ? static_cast<int32_t>(i) : first[i];

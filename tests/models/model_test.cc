@@ -128,10 +128,13 @@ TEST_P(TransformersLogits, AreOurs) {
   }
 }
 
-// .gguf files of the same models, as the gguf package names and lays out their tensors.
+// .gguf files of the same models, as the gguf package or llama.cpp's converter writes them.
 TEST(GgufPackage, FilesGiveTheLogitsOfTransformers) {
-  for (const char* name : {"qwen2-window", "qwen3-tied", "gptneox", "falcon-grouped", "phi3-long",
-                           "gemma3", "bloom", "mixtral", "qwen3moe", "gptoss"}) {
+  for (const char* name :
+       {"qwen2-window", "qwen3-tied", "gptneox",    "falcon-grouped", "phi3-long",    "gemma3",
+        "bloom",        "mixtral",    "qwen3moe",   "gptoss",         "smollm3-tied", "granite",
+        "granite4",     "olmo2",      "olmo3",      "seed-oss",       "glm4",         "exaone4",
+        "ernie45",      "hunyuan",    "ministral3", "phi4-mini"}) {
     SCOPED_TRACE(name);
     const std::string folder = std::string(TREADLE_TESTDATA "/models/") + name;
     const Oracle oracle = ReadOracle(folder);
@@ -157,17 +160,18 @@ TEST_P(TransformersLogits, GiveTheSameGreedyTokens) {
 
 INSTANTIATE_TEST_SUITE_P(
     All, TransformersLogits,
-    ::testing::Combine(::testing::Values("llama-ungrouped", "llama-grouped", "llama-one-kv-head",
-                                         "llama-scaled", "llama-linear", "mistral", "gpt2",
-                                         "gpt2-untied", "qwen2", "qwen2-window", "qwen3",
-                                         "qwen3-tied", "gptneox", "gptneox-sequential", "opt",
-                                         "opt-untied", "falcon", "falcon-grouped",
-                                         "falcon-one-norm", "phi3-long", "phi3-short", "phi3",
-                                         "gemma3", "gemma3-scaled", "bloom", "bloom-other-heads",
-                                         "mistral-window", "qwen2-last-window", "mixtral",
-                                         "qwen3moe", "qwen3moe-plain", "gptoss", "gptoss-odd",
-                                         "gptoss-plain", "llama-yarn"),
-                       ::testing::ValuesIn(kDevices)),
+    ::testing::Combine(
+        ::testing::Values("llama-ungrouped", "llama-grouped", "llama-one-kv-head", "llama-scaled",
+                          "llama-linear", "mistral", "gpt2", "gpt2-untied", "qwen2", "qwen2-window",
+                          "qwen3", "qwen3-tied", "gptneox", "gptneox-sequential", "opt",
+                          "opt-untied", "falcon", "falcon-grouped", "falcon-one-norm", "phi3-long",
+                          "phi3-short", "phi3", "gemma3", "gemma3-scaled", "bloom",
+                          "bloom-other-heads", "mistral-window", "qwen2-last-window", "mixtral",
+                          "qwen3moe", "qwen3moe-plain", "gptoss", "gptoss-odd", "gptoss-plain",
+                          "llama-yarn", "smollm3", "smollm3-tied", "granite", "granite-tied",
+                          "granite4", "olmo2", "olmo3", "seed-oss", "glm4", "exaone4",
+                          "exaone4-global", "ernie45", "hunyuan", "ministral3", "phi4-mini"),
+        ::testing::ValuesIn(kDevices)),
     [](const auto& info) {
       return Identifier(Str(std::get<0>(info.param), "_", std::get<1>(info.param).name));
     });
@@ -270,9 +274,13 @@ TEST_F(TinyModels, LayerRangesGiveWhatTheWholeModelGives) {
 
 TEST(SlidingWindow, IsOfTheLayersThatTheFileNames) {
   const std::pair<const char*, std::vector<bool>> rows[] = {
-      {"mistral-window", {true, true}},    {"qwen2-last-window", {false, false, true}},
-      {"gemma3", {true, false, true}},     {"gptoss", {true, false}},
-      {"gptoss-odd", {true, false, true}}, {"qwen2", {false, false}}};  // switched off
+      {"mistral-window", {true, true}},
+      {"qwen2-last-window", {false, false, true}},
+      {"gemma3", {true, false, true}},
+      {"gptoss", {true, false}},
+      {"gptoss-odd", {true, false, true}},
+      {"olmo3", {true, false, true}},
+      {"qwen2", {false, false}}};  // switched off
   for (const auto& [name, layers] : rows) {
     const auto checkpoint = Checkpoint::Open(Str(TREADLE_TESTDATA "/models/", name));
     ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();

@@ -3,7 +3,8 @@
 with their names as arguments, those alone; or, with the default GGUF file as the argument, what it
 gives that one.
 
-Run from the repository's root, with torch, transformers, gguf, tokenizers and safetensors installed.
+Run from the repository's root, with torch, transformers, gguf, tokenizers and safetensors installed, and LLAMA_CPP
+naming a checkout of llama.cpp.
 
 Logits are computed in float64. How far transformers' own float32 logits are from those is the
 measure of fp32 rounding for that checkpoint; it is kept beside them, and the tests' tolerance is a
@@ -24,6 +25,8 @@ OUT = "tests/testdata/models"
 VOCAB = 131
 GGUF = ["qwen2-window", "qwen3-tied", "gptneox", "falcon-grouped", "phi3-long", "gemma3", "bloom", "mixtral",
         "qwen3moe", "gptoss"]  # .gguf files too
+CONVERTED = ["smollm3-tied", "granite", "granite4", "olmo2", "olmo3", "seed-oss", "glm4", "exaone4", "ernie45",
+             "hunyuan", "ministral3", "phi4-mini"]  # these by llama.cpp's converter
 PROMPT, GREEDY = 9, 20  # tokens that greedy generation begins with, and gives
 LLAMA = dict(vocab_size=VOCAB, hidden_size=30, intermediate_size=53, num_hidden_layers=2,
              num_attention_heads=3, num_key_value_heads=3, max_position_embeddings=96,
@@ -43,6 +46,8 @@ EXPERTS = dict(num_experts_per_tok=2)
 GPTOSS = LLAMA | EXPERTS | dict(sliding_window=11, num_local_experts=5, layer_types=None)
 YARN = dict(rope_type="yarn", rope_theta=150000.0, factor=8.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
             original_max_position_embeddings=64)
+MULTIPLIERS = dict(embedding_multiplier=5.0, residual_multiplier=0.4, attention_multiplier=0.15, logits_scaling=3.0,
+                   rms_norm_eps=0.05)  # large enough to show
 LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
               original_max_position_embeddings=16)
 
@@ -122,21 +127,54 @@ CASES = {
                      "float32", 40, {}),
     "llama-yarn": ("Llama", LLAMA | dict(num_attention_heads=5, num_key_value_heads=1, head_dim=12, rope_scaling=dict(
         rope_type="yarn", rope_theta=500.0, factor=4.0, original_max_position_embeddings=24)), "float16", 90, {}),
+    # Layers 2 of 3 and 4 of 5 do not rotate.
+    "smollm3": ("SmolLM3", LLAMA | dict(num_attention_heads=6, num_key_value_heads=2, hidden_size=36, pad_token_id=2,
+                                        num_hidden_layers=3, no_rope_layer_interval=2), "float32", 40, {}),
+    "smollm3-tied": ("SmolLM3", LLAMA | dict(num_key_value_heads=1, num_hidden_layers=5, tie_word_embeddings=True,
+                                             pad_token_id=2), "float16", 40, {}),
+    "granite": ("Granite", LLAMA | MULTIPLIERS | dict(num_key_value_heads=1), "float16", 40, {}),
+    "granite-tied": ("Granite", LLAMA | MULTIPLIERS | dict(num_attention_heads=5, attention_bias=True,
+                                                           num_key_value_heads=5, tie_word_embeddings=True),
+                     "bfloat16", 40, {}),
+    "granite4": ("GraniteMoeHybrid", LLAMA | MULTIPLIERS | dict(
+        num_key_value_heads=1, num_local_experts=0, num_experts_per_tok=0, shared_intermediate_size=53,
+        position_embedding_type="rope", layer_types=["attention", "attention"], mamba_n_heads=2, mamba_d_head=30),
+                 "float16", 40, {}),
+    "olmo2": ("Olmo2", LLAMA | dict(num_key_value_heads=1, pad_token_id=2), "float16", 40, {}),
+    "olmo3": ("Olmo3", LLAMA | dict(pad_token_id=2, num_hidden_layers=3, sliding_window=11,
+                                    layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+                                    rope_parameters=dict(
+                                        full_attention=dict(rope_type="yarn", rope_theta=500.0, factor=4.0,
+                                                            original_max_position_embeddings=24),
+                                        sliding_attention=dict(rope_type="default", rope_theta=500.0))),
+              "float16", 90, {}),
+    "seed-oss": ("SeedOss", LLAMA | dict(num_key_value_heads=1, head_dim=14, attention_bias=True, pad_token_id=2,
+                                         attention_out_bias=False), "float16", 40, {}),
+    "glm4": ("Glm4", PHI3 | dict(head_dim=12, attention_bias=True), "float16", 40, {}),
+    "exaone4": ("Exaone4", LLAMA | dict(num_key_value_heads=1, sliding_window=11, sliding_window_pattern="LLG",
+                                        num_hidden_layers=4, tie_word_embeddings=True,
+                                        layer_types=["sliding_attention", "sliding_attention", "full_attention",
+                                                     "sliding_attention"], rope_scaling=LLAMA3), "float16", 60, {}),
+    "exaone4-global": ("Exaone4", LLAMA | dict(sliding_window=None, sliding_window_pattern=None, head_dim=14,
+                                               layer_types=["full_attention", "full_attention"]), "bfloat16", 40, {}),
+    "ernie45": ("Ernie4_5", LLAMA | dict(num_key_value_heads=1, head_dim=14, tie_word_embeddings=True, pad_token_id=2),
+                "float16", 40, {}),
+    "hunyuan": ("HunYuanDenseV1", LLAMA | dict(num_key_value_heads=1, head_dim=14, pad_token_id=2,
+                                               max_position_embeddings=32768, rope_scaling=dict(
+        rope_type="dynamic", alpha=1000.0, factor=1.0, mscale=1.0, mscale_all_dim=1.0, beta_fast=32, beta_slow=1)),
+                "float16", 40, {}),
+    "ministral3": ("Ministral3", LLAMA | dict(num_key_value_heads=1, head_dim=12, pad_token_id=2, rope_parameters=dict(
+        rope_type="yarn", rope_theta=500.0, factor=4.0, original_max_position_embeddings=16, mscale=1.0,
+        mscale_all_dim=1.0, llama_4_scaling_beta=0.4)), "float16", 90, {}),
+    # Phi-4-mini: a share of the head, LongRoPE, few K/V heads, one matrix for embedding and head.
+    "phi4-mini": ("Phi3", PHI3 | dict(original_max_position_embeddings=8, tie_word_embeddings=True, rope_scaling=dict(
+        rope_type="longrope", partial_rotary_factor=0.75, short_factor=[1.0, 1.1, 1.2],
+        long_factor=[1.0, 1.5, 4.0])), "float16", 40, {}),
 }
-CLASSES = {"Llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
-           "Mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
-           "GPT2": (transformers.GPT2Config, transformers.GPT2LMHeadModel),
-           "Qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
-           "Qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
-           "GPTNeoX": (transformers.GPTNeoXConfig, transformers.GPTNeoXForCausalLM),
-           "Phi3": (transformers.Phi3Config, transformers.Phi3ForCausalLM),
-           "OPT": (transformers.OPTConfig, transformers.OPTForCausalLM),
-           "Falcon": (transformers.FalconConfig, transformers.FalconForCausalLM),
-           "Bloom": (transformers.BloomConfig, transformers.BloomForCausalLM),
-           "Mixtral": (transformers.MixtralConfig, transformers.MixtralForCausalLM),
-           "GptOss": (transformers.GptOssConfig, transformers.GptOssForCausalLM),
-           "Qwen3Moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),
-           "Gemma3": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM)}
+def classes_of(kind):
+    """The classes of a configuration and of a model of it."""
+    config = kind + ("Text" if kind == "Gemma3" else "") + "Config"
+    return getattr(transformers, config), getattr(transformers, kind + ("LMHeadModel" if kind == "GPT2" else "ForCausalLM"))
 
 
 def randomize(model, generator):
@@ -307,13 +345,27 @@ def write_gguf(folder):
     writer.close()
 
 
+def convert(folder):
+    """The folder's model as llama.cpp's converter writes it, without a tokenizer. LLAMA_CPP: a checkout of llama.cpp."""
+    import pathlib
+    if os.environ["LLAMA_CPP"] not in sys.path:
+        sys.path.insert(0, os.environ["LLAMA_CPP"])
+    import conversion
+    from conversion.base import gguf
+    with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
+        family = conversion.get_model_class(json.load(file)["architectures"][0])
+    model = family(pathlib.Path(folder), gguf.LlamaFileType.MOSTLY_F16, pathlib.Path(folder, "model.gguf"))
+    getattr(model, "impl", model).set_vocab = lambda: None
+    model.write()
+
+
 def small_checkpoints(names):
     for index, (name, (kind, options, dtype, count, save)) in enumerate(CASES.items()):
         if names and name not in names:
             continue
         folder = os.path.join(OUT, name)
         shutil.rmtree(folder, ignore_errors=True)
-        config_class, model_class = CLASSES[kind]
+        config_class, model_class = classes_of(kind)
         generator = torch.Generator().manual_seed(1000 + index)
         how = dict(attn_implementation="eager" if kind in ("Bloom", "GptOss") else "sdpa")
         if "num_experts_per_tok" in options:
@@ -321,6 +373,12 @@ def small_checkpoints(names):
         model = model_class(config_class(**options, **how)).eval()
         randomize(model, generator)
         model.to(getattr(torch, dtype)).save_pretrained(folder, **save)
+        if kind == "GraniteMoeHybrid":  # as its authors' files say it
+            path = os.path.join(folder, "config.json")
+            with open(path, encoding="utf-8") as file:
+                text = file.read().replace('"full_attention"', '"attention"')
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(text)
         # As a user's program reads it.
         model = model_class.from_pretrained(folder, dtype=torch.float32, **how).eval()
         ids = torch.randint(0, VOCAB, (count,), generator=generator).tolist()
@@ -334,6 +392,8 @@ def small_checkpoints(names):
             file.write("\n")
         if name in GGUF:
             write_gguf(folder)
+        if name in CONVERTED:
+            convert(folder)
         print(name, "largest logit", np.abs(double).max(), "fp32 rounding", rounding)
 
 

@@ -30,10 +30,14 @@ struct TinyTensor {
   std::string hf_name;
   std::vector<int64_t> shape;  // [n, k] or [n]
   std::vector<float> values;
-  int64_t heads = 0;        // rows are heads that rotate: GGUF permutes them
+  // Rows are heads, whose elements pair up by their halves up to `rotated`; a container may have
+  // the elements of each pair side by side. 0: not such rows.
+  int64_t rotated = 0;
+  bool gguf_pairs = false, hf_pairs = false;
   bool transposed = false;  // the folder keeps [k, n]
+  int64_t head_dim = 0;
   // Fused rows that the folder keeps by K/V heads: so many queries for each. 0: not such rows.
-  int64_t queries = 0, head_dim = 0;
+  int64_t queries = 0;
   float hf_less = 0;  // what the folder's values are smaller by
 };
 
@@ -126,15 +130,22 @@ ModelConfig ConfigOf(const Architecture& architecture, const TinyModelOptions& o
   config.tied_head = o.tied_head;
   config.qkv_bias = architecture.qkv_bias == Presence::kAlways;
   config.output_bias = architecture.output_bias == Presence::kAlways;
-  config.window = architecture.local_layers ? 24 : o.window;
+  config.window = architecture.local_layers != Presence::kNever ? 24 : o.window;
   config.global_every = 2;
   config.query_scalar = config.head_dim;
+  if (architecture.multipliers) {
+    config.embedding_multiplier = 3;
+    config.residual_multiplier = 0.5;
+    config.attention_multiplier = 0.375;
+    config.logits_divisor = 2;
+  }
   config.experts = architecture.experts ? 5 : 0;
   config.experts_per_token = architecture.experts ? 2 : 0;
   const ConfigJson& json = architecture.config_json;
   config.rope_base = json.default_rope_base;
   config.rope_dim = json.rotary_share != nullptr ? config.head_dim / 2 : config.head_dim;
   config.local_rope_base = kLocalRopeBase;
+  CompleteConfig(config);
   return config;
 }
 
@@ -157,14 +168,17 @@ std::vector<TinyTensor> TensorsOf(const Architecture& architecture, const TinyMo
     } else {
       TinyTensor& matrix =
           out.Matrix(gguf + ".weight", hf + ".weight", n, SizeOf(row.columns, config));
-      const bool rotates = row.part == Part::kQ || row.part == Part::kK;
-      if (rotates && architecture.gguf_pairs) matrix.heads = n / config.head_dim;
       matrix.transposed = InLayer(row.part) && architecture.hugging_face_transposed;
     }
     const auto by_heads = [&] {
-      if (row.part != Part::kQkv || !architecture.hugging_face_qkv_by_heads) return;
-      out.list().back().queries = config.heads / config.kv_heads;
-      out.list().back().head_dim = config.head_dim;
+      TinyTensor& tensor = out.list().back();
+      tensor.head_dim = config.head_dim;
+      tensor.gguf_pairs = architecture.gguf_pairs;
+      tensor.hf_pairs = architecture.hugging_face_pairs;
+      if (row.part == Part::kQ || row.part == Part::kK) tensor.rotated = config.rope_dim;
+      if (row.part == Part::kQkv && architecture.hugging_face_qkv_by_heads) {
+        tensor.queries = config.heads / config.kv_heads;
+      }
     };
     by_heads();
     if (row.bias != nullptr && row.bias(config)) {
@@ -190,12 +204,13 @@ std::vector<TinyTensor> TensorsOf(const Architecture& architecture, const TinyMo
 
 // Half-split rows (s * half + i) to adjacent pairs (2 * i + s), head by head.
 void PermuteHeads(TinyTensor& tensor) {
-  const int64_t cols = tensor.shape[1];
-  const int64_t head_dim = tensor.shape[0] / tensor.heads;
+  const int64_t rows = tensor.shape[0], cols = std::ssize(tensor.values) / rows;
+  const int64_t half = tensor.rotated / 2;
   const std::vector<float> from = tensor.values;
-  for (int64_t row = 0; row < tensor.shape[0]; ++row) {
-    const int64_t in_head = row % head_dim;
-    const int64_t to = row - in_head + in_head % (head_dim / 2) * 2 + in_head / (head_dim / 2);
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t in_head = row % tensor.head_dim;
+    if (in_head >= tensor.rotated) continue;
+    const int64_t to = row - in_head + in_head % half * 2 + in_head / half;
     std::copy_n(from.begin() + row * cols, cols, tensor.values.begin() + to * cols);
   }
 }
@@ -284,6 +299,7 @@ absl::Status WriteSafetensors(const std::filesystem::path& path, const std::stri
   for (TinyTensor& tensor : tensors) {
     if (tensor.transposed) Transpose(tensor);
     if (tensor.queries > 0) InterleaveHeads(tensor);
+    if (tensor.rotated > 0 && tensor.hf_pairs) PermuteHeads(tensor);
     for (float& value : tensor.values) value -= tensor.hf_less;
     // Vectors stay float, as in the GGUF file: the same weights in both.
     const bool vector = tensor.shape.size() == 1;
@@ -325,15 +341,18 @@ absl::StatusOr<std::string> WriteTinyGguf(const Architecture& architecture,
       }
     });
   }
-  if (config.window > 0 && !architecture.local_layers) {
+  if (config.window > 0) {
     writer.AddU32(prefix + "attention.sliding_window", static_cast<uint32_t>(config.window));
+    if (architecture.local_layers != Presence::kNever) {
+      writer.AddU32(prefix + "attention.sliding_window_pattern", 2);
+    }
   }
   writer.AddF32(prefix + GgufEpsilonKey(architecture), 1e-5f);
   for (const auto& [key, value] : o.numbers) writer.AddF32(prefix + key, value);
   if (o.tokenizer) AddTokenizer(o, writer);
   std::map<std::string, std::string> experts;  // by name, of all
   for (TinyTensor& tensor : TensorsOf(architecture, o)) {
-    if (tensor.heads > 0) PermuteHeads(tensor);
+    if (tensor.rotated > 0 && tensor.gguf_pairs) PermuteHeads(tensor);
     const std::string format = tensor.shape.size() == 1 ? "f32" : o.format;
     TREADLE_ASSIGN_OR_RETURN(const std::string data, EncodeWeights(format, tensor.values));
     TensorName parsed = ParseTensorName(architecture, Checkpoint::Kind::kGguf, tensor.gguf_name);
@@ -365,15 +384,23 @@ absl::StatusOr<std::string> WriteTinyFolder(const Architecture& architecture,
                  {"model_type", architecture.name},
                  {"tie_word_embeddings", o.tied_head}};
   if (fields.epsilon != nullptr) config[fields.epsilon] = 1e-5;
+  for (const FixedField& field : fields.fixed) {
+    if (field.required) config[field.name] = Json::parse(field.json);
+  }
   if (fields.rotary_share != nullptr) config[fields.rotary_share] = 0.5;
-  if (o.window > 0) config["sliding_window"] = o.window;
+  if (sizes.window > 0) {
+    config["sliding_window"] = sizes.window;
+    for (int64_t i = 0; architecture.local_layers != Presence::kNever && i < sizes.layers; ++i) {
+      config["layer_types"].push_back(sizes.Local(i) ? "sliding_attention" : "full_attention");
+    }
+  }
   for (const ConfigField<ModelConfig>& field : FieldsOf<ModelConfig>()) {
     const JsonField said = JsonFieldOf(architecture, field);
     if (said.name == nullptr) continue;
     VisitMember(field, sizes, [&]<typename Value>(const Value& value) {
       const bool known = said.otherwise != nullptr &&
                          nlohmann::json(said.otherwise(sizes)) == nlohmann::json(value);
-      if (std::is_same_v<Value, bool> || (std::is_same_v<Value, int64_t> && !known))
+      if (std::is_arithmetic_v<Value> && (!std::is_same_v<Value, int64_t> || !known))
         config[said.name] = value;
     });
   }

@@ -22,6 +22,7 @@ class GgufCheckpoint final : public Checkpoint {
   template <typename Struct>
   absl::Status ReadFields(const std::string& prefix, const Architecture& architecture,
                           Struct& out) const;
+  absl::Status ReadWindow(const std::string& prefix, const Architecture& architecture);
   absl::Status CheckRopeKeys(const std::string& prefix) const;
   absl::Status ReadLinear(const std::string& prefix);
   absl::Status ReadRope(const std::string& prefix, const Architecture& architecture);
@@ -89,14 +90,42 @@ absl::Status GgufCheckpoint::ReadConfig() {
       ReadBias(*architecture, architecture->output_bias, {Part::kAttentionOutput});
   const std::string_view second = architecture->gguf_second_norm;
   if (!second.empty() && Find(Str("blk.0.", second, ".weight")) == nullptr) config_.layer_norms = 1;
-  if (!architecture->local_layers) {  // 0: none, as llama.cpp writes of Phi-4
-    TREADLE_ASSIGN_OR_RETURN(config_.window,
-                             file_->Integer(prefix + "attention.sliding_window", 0));
-  }
+  TREADLE_RETURN_IF_ERROR(ReadWindow(prefix, *architecture));
   if (architecture->gguf_query_scalar != nullptr) {
     config_.query_scalar = architecture->gguf_query_scalar(config_);
   }
-  return architecture->rotary ? ReadRope(prefix, *architecture) : absl::OkStatus();
+  // llama.cpp's way to say of Granite that nothing rotates.
+  const std::string rotates = prefix + "rope.scaling.finetuned";
+  if (architecture->multipliers && !file_->Bool(rotates, true).value_or(false)) {
+    return Unimplemented(path_, ": ", rotates, " is not true: layers without rotary embeddings");
+  }
+  if (architecture->rotary) TREADLE_RETURN_IF_ERROR(ReadRope(prefix, *architecture));
+  CompleteConfig(config_);
+  return absl::OkStatus();
+}
+
+// Which layers are local: each `sliding_window_pattern`-th is not, or a list says which are.
+absl::Status GgufCheckpoint::ReadWindow(const std::string& prefix,
+                                        const Architecture& architecture) {
+  // 0: none, as llama.cpp writes of Phi-4.
+  TREADLE_ASSIGN_OR_RETURN(config_.window, file_->Integer(prefix + "attention.sliding_window", 0));
+  if (config_.window == 0 || architecture.local_layers == Presence::kNever) return absl::OkStatus();
+  const std::string key = prefix + "attention.sliding_window_pattern";
+  const GgufValue* const pattern = file_->Find(key);
+  if (pattern == nullptr || pattern->numbers.size() < 2) {
+    TREADLE_ASSIGN_OR_RETURN(config_.global_every, file_->Integer(key, architecture.global_every));
+    return absl::OkStatus();
+  }
+  std::vector<bool> global;
+  for (const double local : pattern->numbers) global.push_back(local == 0);
+  const std::optional<int64_t> period = PeriodOf(global);
+  if (!period || std::ssize(global) != config_.layers) {
+    return Unimplemented(path_, ": metadata ", Quoted(key), " lists ", global.size(),
+                         " layers, expected ", config_.layers,
+                         " with global ones at regular distances");
+  }
+  config_.global_every = *period;
+  return absl::OkStatus();
 }
 
 // Whether the products of `parts` have biases. Where one has a bias, all have: those that the file
@@ -158,15 +187,17 @@ absl::Status GgufCheckpoint::ReadYarn(const std::string& prefix, const Architect
   out.truncate = architecture.yarn_truncates;
   TREADLE_RETURN_IF_ERROR(ReadFields(prefix, architecture, out));
   TREADLE_ASSIGN_OR_RETURN(const double more, file_->Number(prefix + "yarn_attn_factor", 1.0));
-  out.attention_factor = Yarn::AttentionFactor(out.factor) * more;
+  TREADLE_ASSIGN_OR_RETURN(const double less, file_->Number(prefix + kYarnDivisor, 0.0));
+  out.attention_factor =
+      Yarn::AttentionFactor(out.factor) / Yarn::AttentionFactor(out.factor, less) * more;
   return absl::OkStatus();
 }
 
 // How positions are rotated has to be understood: a key that nobody reads would give other answers.
 absl::Status GgufCheckpoint::CheckRopeKeys(const std::string& prefix) const {
-  std::set<std::string> known = {prefix + "rope.scale_linear", prefix + "rope.scaling.type",
-                                 prefix + "rope.scaling.finetuned",
-                                 prefix + "rope.scaling.yarn_attn_factor"};
+  std::set<std::string> known = {
+      prefix + "rope.scale_linear", prefix + "rope.scaling.type", prefix + "rope.scaling.finetuned",
+      prefix + "rope.scaling.yarn_attn_factor", prefix + "rope.scaling." + kYarnDivisor};
   const auto add = [&]<typename Struct>(const std::string& before, const Struct*) {
     for (const ConfigField<Struct>& field : FieldsOf<Struct>()) {
       if (field.gguf != nullptr) known.insert(before + field.gguf);
@@ -209,7 +240,11 @@ absl::Status GgufCheckpoint::ReadRope(const std::string& prefix, const Architect
     return ReadFields(prefix + "rope.scaling.", architecture, rope);
   }
   if (scaling == "linear") return ReadLinear(prefix);
-  if (scaling == "yarn") return ReadYarn(prefix + "rope.scaling.", architecture);
+  if (scaling == "yarn") {
+    TREADLE_RETURN_IF_ERROR(ReadYarn(prefix + "rope.scaling.", architecture));
+    TREADLE_ASSIGN_OR_RETURN(config_.yarn->query_beta, file_->Number(prefix + kQueryBeta, 0.0));
+    return absl::OkStatus();
+  }
   if (scaling == "none") return absl::OkStatus();
   return Unimplemented(path_, ": ", prefix, "rope.scaling.type is ", Quoted(scaling),
                        ", expected none, linear, longrope or yarn");

@@ -347,7 +347,9 @@ absl::StatusOr<const GgufValue*> GgufFile::One(std::string_view key, bool option
     if (optional) return nullptr;
     return InvalidArgument(path(), ": metadata '", key, "' is missing");
   }
-  if (!value->array && fits(*value)) return value;
+  const std::vector<double>& all = value->numbers;
+  const bool alike = !all.empty() && std::ranges::count(all, all[0]) == std::ssize(all);
+  if ((!value->array || alike) && fits(*value)) return value;
   return InvalidArgument(path(), ": metadata '", key, "' is ",
                          value->array ? "an array" : RowOf(value->type).name, ", expected ",
                          expected);

@@ -69,7 +69,8 @@ class GgufFile {
   // Null if there is none of that name.
   const GgufValue* Find(std::string_view key) const;
 
-  // Values by type: an error if the key holds another type, or (without a default) is missing.
+  // Values by type: an error if the key holds another type, or (without a default) is missing. A
+  // list that repeats one number, for each layer, is that number.
   absl::StatusOr<int64_t> Integer(std::string_view key,
                                   std::optional<int64_t> otherwise = {}) const;
   absl::StatusOr<double> Number(std::string_view key, std::optional<double> otherwise = {}) const;

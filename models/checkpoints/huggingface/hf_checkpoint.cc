@@ -65,6 +65,33 @@ absl::Status HuggingFaceCheckpoint::Read(const std::string& folder) {
   return ArrangeExperts();
 }
 
+// Matrices called `fused` as their two halves, gate_proj and up_proj. Such a matrix in a format
+// whose rows cannot be told apart stays as it is, and is then a tensor that the model has no place
+// for.
+std::vector<StoredTensor> WithGatesApart(std::vector<StoredTensor> tensors,
+                                         std::string_view fused) {
+  std::vector<StoredTensor> out;
+  for (StoredTensor& tensor : tensors) {
+    const bool whole = !tensor.name.ends_with(fused) || tensor.format->apart() ||
+                       tensor.shape.size() != 2 || tensor.shape[0] % 2 != 0;
+    if (whole) {
+      out.push_back(std::move(tensor));
+      continue;
+    }
+    const std::string_view kept(tensor.name.data(), tensor.name.rfind(fused));
+    const std::string_view module = fused.substr(0, fused.find('.') + 1);
+    for (const char* const half : {"gate_proj.weight", "up_proj.weight"}) {
+      StoredTensor part = tensor;
+      part.name = Str(kept, module, half);
+      part.shape[0] /= 2;
+      part.bytes /= 2;
+      part.data += half[0] == 'g' ? 0 : part.bytes;
+      out.push_back(std::move(part));
+    }
+  }
+  return out;
+}
+
 absl::Status HuggingFaceCheckpoint::ReadShards(const HfQuantization& quantization) {
   const std::filesystem::path folder(path_);
   std::set<std::string> names;
@@ -108,6 +135,9 @@ absl::Status HuggingFaceCheckpoint::ReadShards(const HfQuantization& quantizatio
   }
   TREADLE_ASSIGN_OR_RETURN(MergedTensors merged, MergeQuantized(std::move(entries), quantization));
   std::ranges::move(experts, std::back_inserter(merged.tensors));
+  if (const std::string_view fused = ArchitectureOf(config_).hugging_face_gate_up; !fused.empty()) {
+    merged.tensors = WithGatesApart(std::move(merged.tensors), fused);
+  }
   AddTensors(std::move(merged.tensors));
   unread_ = std::move(merged.unread);
   return absl::OkStatus();

@@ -107,7 +107,9 @@ absl::Status ReadLayerTypes(const Fields& fields, bool periodic, ModelConfig& co
 // Reads which layers see a window. For Gemma that is among its sizes.
 absl::Status ReadWindow(const Fields& fields, const Architecture& architecture,
                         ModelConfig& config) {
-  if (architecture.local_layers) return ReadLayerTypes(fields, /*periodic=*/true, config);
+  if (architecture.local_layers == Presence::kAlways) {
+    return ReadLayerTypes(fields, /*periodic=*/true, config);
+  }
   const char* const window_switch = architecture.config_json.window_switch;
   bool window = true;
   if (window_switch != nullptr) {
@@ -115,6 +117,9 @@ absl::Status ReadWindow(const Fields& fields, const Architecture& architecture,
   }
   if (!window || !fields.Has("sliding_window")) return absl::OkStatus();
   TREADLE_ASSIGN_OR_RETURN(config.window, fields.Integer("sliding_window"));
+  if (architecture.local_layers == Presence::kAsStored) {
+    return ReadLayerTypes(fields, /*periodic=*/true, config);
+  }
   if (window_switch == nullptr) return absl::OkStatus();
   constexpr int64_t kOtherwise = 28;  // transformers'
   TREADLE_ASSIGN_OR_RETURN(config.global_layers,
@@ -168,6 +173,7 @@ absl::Status ReadYarn(const Fields& fields, const Fields& rope, ModelConfig& con
         Yarn::AttentionFactor(out.factor, scale) / Yarn::AttentionFactor(out.factor, scale_all);
   }
   TREADLE_ASSIGN_OR_RETURN(out.attention_factor, rope.Number("attention_factor", attention_factor));
+  TREADLE_ASSIGN_OR_RETURN(out.query_beta, rope.Number("llama_4_scaling_beta", 0.0));
   return absl::OkStatus();
 }
 
@@ -203,6 +209,13 @@ absl::Status ReadRope(const Fields& fields, const ConfigJson& json, ModelConfig&
     TREADLE_ASSIGN_OR_RETURN(config.rope_linear_factor, rope.Number("factor"));
     return absl::OkStatus();
   }
+  // Hunyuan's: a fixed factor of the base, by which context grows as much.
+  if (type == "dynamic" && rope.Has("alpha")) {
+    TREADLE_ASSIGN_OR_RETURN(const double alpha, rope.Number("alpha"));
+    const auto dim = static_cast<double>(config.rope_dim);
+    config.rope_base *= std::pow(alpha, dim / (dim - 2));
+    return absl::OkStatus();
+  }
   if (type == "longrope" || type == "su") return ReadLongRope(fields, rope, config);
   if (type == "yarn") return ReadYarn(fields, rope, config);
   if (type != "llama3") return rope.Wrong(type_name, "default, linear, llama3, longrope or yarn");
@@ -211,6 +224,21 @@ absl::Status ReadRope(const Fields& fields, const ConfigJson& json, ModelConfig&
     TREADLE_RETURN_IF_ERROR(ReadField(field, rope, field.json, scaling));
   }
   config.rope_scaling = scaling;
+  return absl::OkStatus();
+}
+
+// "no_rope_layers", where it is there: 1 for each layer that rotates, 0 for one that does not.
+absl::Status ReadRotatingLayers(const Fields& fields, ModelConfig& config) {
+  constexpr const char* kName = "no_rope_layers";
+  if (!fields.Has(kName)) return absl::OkStatus();
+  std::vector<bool> unrotated;
+  for (const Json& rotates : fields.At(kName)) unrotated.push_back(rotates == 0);
+  const std::optional<int64_t> period = PeriodOf(unrotated);
+  if (!period || std::ssize(unrotated) != config.layers) {
+    return fields.Wrong(kName, Str("a number for each of ", config.layers,
+                                   " layers, 0 at regular distances and 1 elsewhere"));
+  }
+  config.unrotated_every = *period;
   return absl::OkStatus();
 }
 
@@ -243,11 +271,20 @@ absl::Status ReadFields(const Fields& fields, const Architecture& architecture, 
   config.qkv_bias = architecture.qkv_bias == Presence::kAlways || stored_bias;
   config.output_bias = architecture.output_bias == Presence::kAlways || stored_bias;
   for (const FixedField& field : json.fixed) {
+    if (field.required && !fields.Has(field.name)) return fields.Wrong(field.name, field.json);
     TREADLE_RETURN_IF_ERROR(fields.Only(field.name, Json::parse(field.json)));
+  }
+  for (const Json& type : fields.At("layer_types")) {
+    if (type != "attention" && type != "full_attention" && type != "sliding_attention") {
+      return fields.Wrong("layer_types", "attention in every layer");
+    }
   }
   if (!architecture.rotary) return absl::OkStatus();
   TREADLE_RETURN_IF_ERROR(ReadRope(fields, json, config));
-  return ReadWindow(fields, architecture, config);
+  TREADLE_RETURN_IF_ERROR(ReadWindow(fields, architecture, config));
+  TREADLE_RETURN_IF_ERROR(ReadRotatingLayers(fields, config));
+  CompleteConfig(config);
+  return absl::OkStatus();
 }
 
 }  // namespace

@@ -67,6 +67,15 @@ constexpr Shape kShapes[] = {
      128, 8},
     {"gpt-oss-20b", "gpt-oss", 24, 2880, 64, 8, 2880, 201088, 131072, false, 150000, 0, 64, 2, 128,
      32, 4},
+    {"granite-3.3-2b", "granite", 40, 2048, 32, 8, 8192, 49159, 131072, true, 1e7},
+    {"olmo-3-7b", "olmo2", 32, 4096, 32, 32, 11008, 100278, 65536, false, 500000, 0, 0, 2, 4096},
+    {"seed-oss-36b", "seed_oss", 64, 5120, 80, 8, 27648, 155136, 524288, false, 1e7, 0, 128},
+    {"glm-4-9b", "glm4", 40, 4096, 32, 2, 13696, 151552, 32768, false, 10000, 0, 128},
+    {"exaone-4-1.2b", "exaone4", 30, 2048, 32, 8, 4096, 102400, 65536, true, 1e6, 16, 64},
+    {"ernie-4.5-0.3b", "ernie4_5", 18, 1024, 16, 2, 3072, 103424, 131072, true, 500000, 0, 128},
+    {"hunyuan-0.5b", "hunyuan-dense", 24, 1024, 8, 4, 3584, 120818, 32768, true, 11158840, 0, 128},
+    {"ministral-3-3b", "mistral3", 26, 3072, 32, 8, 9216, 131072, 16384, true, 1e6, 0, 128},
+    {"smollm3-3b", "smollm3", 36, 2048, 16, 4, 11008, 128256, 65536, true, 5e6},
 };
 
 struct Change {
@@ -140,10 +149,15 @@ ModelConfig ConfigOf(const Shape& shape) {
   config.window = shape.window;
   config.experts = shape.experts;
   config.experts_per_token = std::min(shape.experts_per_token, shape.experts);
-  if (architecture.local_layers) {
-    config.global_every = architecture.global_every;
-    if (architecture.local_base) config.local_rope_base = kLocalRopeBase;
+  if (config.window > 0) config.global_every = architecture.global_every;
+  if (architecture.local_base) config.local_rope_base = kLocalRopeBase;
+  if (architecture.multipliers) {  // Granite 3.3 2B's
+    config.embedding_multiplier = 12;
+    config.residual_multiplier = 0.22;
+    config.attention_multiplier = 0.015625;
+    config.logits_divisor = 8;
   }
+  CompleteConfig(config);
   if (shape.rope_factor > 0) config.rope_scaling = RopeScaling{.factor = shape.rope_factor};
   return config;
 }
@@ -188,11 +202,11 @@ std::vector<BFloat16> MakeNoise() {
   return values;
 }
 
-// Gains of the norms of hidden states, then of those of heads, which are ones.
-std::vector<BFloat16> MakeGains(int64_t hidden, int64_t head_dim) {
+// Gains of the norms of hidden states, then of those of queries and keys, which are ones.
+std::vector<BFloat16> MakeGains(int64_t hidden, int64_t queries) {
   constexpr int64_t kOutliers = 6;
   constexpr float kOutlierGain = 20;
-  std::vector<BFloat16> gains(static_cast<size_t>(hidden + head_dim), ToBFloat16(1));
+  std::vector<BFloat16> gains(static_cast<size_t>(hidden + queries), ToBFloat16(1));
   for (int64_t i = 0; i < kOutliers; ++i) {
     gains[static_cast<size_t>((2 * i + 1) * hidden / (2 * kOutliers))] = ToBFloat16(kOutlierGain);
   }
@@ -311,7 +325,7 @@ absl::Status RandomCheckpoint::MakeTensors() {
   }
 
   const std::vector<BFloat16> noise = MakeNoise();
-  const std::vector<BFloat16> gains = MakeGains(config_.hidden, config_.head_dim);
+  const std::vector<BFloat16> gains = MakeGains(config_.hidden, config_.heads * config_.head_dim);
   const uint64_t largest = std::ranges::max(tensors, {}, &StoredTensor::bytes).bytes;
   TREADLE_ASSIGN_OR_RETURN(noise_, MapRepeatedly(Bytes(noise), Bytes(noise).size() + largest));
   TREADLE_ASSIGN_OR_RETURN(gains_, MapRepeatedly(Bytes(gains), Bytes(gains).size()));
@@ -321,7 +335,7 @@ absl::Status RandomCheckpoint::MakeTensors() {
     const TensorRow& row = *ParseTensorName(architecture, kind_, tensor.name).row;
     const bool norm = row.columns == Extent::kNone && row.part != Part::kSinks;
     if (norm && tensor.name.ends_with(".weight")) {
-      const int64_t first = row.rows == Extent::kHeadDim ? config_.hidden : 0;
+      const int64_t first = row.rows == Extent::kHidden ? 0 : config_.hidden;
       tensor.data = gains_.get() + static_cast<size_t>(first) * sizeof(BFloat16);
     } else {
       tensor.data = noise_.get() + offset;

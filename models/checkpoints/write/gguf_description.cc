@@ -42,8 +42,16 @@ void DescribeRope(const ModelConfig& config, const Architecture& architecture,
   if (const auto& yarn = config.yarn) {
     metadata.Add(scaling + "type", "yarn");
     DescribeFields(*yarn, architecture, scaling, metadata);
-    metadata.Add(scaling + "yarn_attn_factor",
-                 static_cast<float>(yarn->attention_factor / Yarn::AttentionFactor(yarn->factor)));
+    if (yarn->query_beta > 0) {
+      metadata.Add(prefix + kQueryBeta, static_cast<float>(yarn->query_beta));
+    }
+    const double usual = Yarn::AttentionFactor(yarn->factor);
+    if (yarn->attention_factor == 1 && usual != 1) {
+      metadata.Add(scaling + kYarnDivisor, 1.0f);
+    } else {
+      metadata.Add(scaling + "yarn_attn_factor",
+                   static_cast<float>(yarn->attention_factor / usual));
+    }
   }
   if (config.rope_linear_factor != 1) {
     metadata.Add(scaling + "type", "linear");
@@ -164,8 +172,18 @@ absl::Status DescribeModel(const Checkpoint& checkpoint, GgufMetadataWriter& met
     notices.push_back(Str("Treadle reads this file; llama.cpp has no ", architecture.name));
   }
   if (architecture.rotary) DescribeRope(config, architecture, prefix, metadata);
-  if (config.window > 0 && config.global_layers == 0 && !architecture.local_layers) {
+  if (config.window > 0 && config.global_layers == 0) {
     metadata.Add(prefix + "attention.sliding_window", static_cast<uint32_t>(config.window));
+    if (config.global_every > 0) {
+      metadata.Add(prefix + "attention.sliding_window_pattern",
+                   static_cast<uint32_t>(config.global_every));
+    }
+  }
+  if (architecture.unrotated_every != nullptr &&
+      config.unrotated_every != architecture.unrotated_every(config)) {
+    return Unimplemented(checkpoint.path(), ": one of ", config.unrotated_every,
+                         " layers does not rotate, expected one of ",
+                         architecture.unrotated_every(config), ", which a .gguf file means");
   }
   if (architecture.gguf_query_scalar != nullptr &&
       config.query_scalar != architecture.gguf_query_scalar(config)) {

@@ -37,7 +37,7 @@ absl::StatusOr<Json> MakeConfig(const Checkpoint& source) {
     return Unimplemented(source.path(), ": rotates ", config.rope_dim, " of ", config.head_dim,
                          " elements of a head, which config.json cannot say");
   }
-  const bool window = config.window > 0 && !architecture.local_layers;
+  const bool window = config.window > 0 && architecture.local_layers != Presence::kAlways;
   std::string_view type = fields.model_type.empty() ? architecture.name : fields.model_type;
   if (window && !fields.window_model_type.empty()) type = fields.window_model_type;
   Json json = {{"architectures", {window ? fields.classes.back() : fields.classes.front()}},
@@ -78,6 +78,10 @@ absl::StatusOr<Json> MakeConfig(const Checkpoint& source) {
   }
   if (window) {
     json["sliding_window"] = config.window;
+    for (int64_t i = 0; architecture.local_layers == Presence::kAsStored && i < config.layers;
+         ++i) {
+      json["layer_types"].push_back(config.Local(i) ? "sliding_attention" : "full_attention");
+    }
     if (fields.window_switch != nullptr) {
       json[fields.window_switch] = true;
       json["max_window_layers"] = config.global_layers;
@@ -252,6 +256,10 @@ std::vector<std::string> HuggingFaceOutput::Notices() const {
   if (ArchitectureOf(source_.config()).hugging_face_fused_experts) {
     notices.push_back(
         "Treadle reads this folder; transformers wants all experts of a layer in one tensor");
+  }
+  if (!ArchitectureOf(source_.config()).hugging_face_gate_up.empty()) {
+    notices.push_back(
+        "Treadle reads this folder; transformers wants a layer's gate and up in one tensor");
   }
   if (bytes_as_floats_ > 0) {
     notices.push_back(Str(bytes_as_floats_ / 1'000'000,

@@ -72,7 +72,20 @@ TEST_F(GgufFromFolder, OfEveryKind) {
                            "gptoss",
                            "gptoss-odd",
                            "gptoss-plain",
-                           "llama-yarn"}) {
+                           "llama-yarn",
+                           "smollm3-tied",
+                           "granite",
+                           "granite-tied",
+                           "granite4",
+                           "olmo2",
+                           "olmo3",
+                           "seed-oss",
+                           "glm4",
+                           "exaone4-global",
+                           "ernie45",
+                           "hunyuan",
+                           "ministral3",
+                           "phi4-mini"}) {
     ExpectSameBits(Str(TREADLE_TESTDATA "/models/", name), ".gguf", "f32");
   }
   // Frequencies are divided by factors that are rounded once; over 12 positions that stays
@@ -93,6 +106,11 @@ TEST_F(GgufFromFolder, RefusesAScaleOfScoresThatGgufDoesNotMean) {
   EXPECT_THAT(
       Make(TREADLE_TESTDATA "/models/gemma3-scaled", Path("out.gguf"), "f32").status().message(),
       HasSubstr("divides scores by the root of 7, expected 10"));
+}
+
+TEST_F(GgufFromFolder, RefusesLayersWithoutRotationThatGgufDoesNotMean) {
+  EXPECT_THAT(Make(TREADLE_TESTDATA "/models/smollm3", Path("out.gguf"), "f32").status().message(),
+              HasSubstr("one of 2 layers does not rotate, expected one of 4"));
 }
 
 TEST_F(GgufFromFolder, QuantizedMatricesBecomeFloats) {

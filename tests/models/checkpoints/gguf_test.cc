@@ -3,6 +3,8 @@
 
 #include <cmath>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 #include <limits>
 
 #include "models/checkpoints/gguf/gguf_file.h"
@@ -291,6 +293,32 @@ TEST_F(GgufTest, FilesAsTheyAreFound) {
   EXPECT_FALSE((*spec)->add_eos);
   EXPECT_EQ((*spec)->tokens[0].kind, TokenKind::kNormal);
   EXPECT_EQ((*spec)->tokens[2].kind, TokenKind::kControl);
+}
+
+// As llama.cpp's converter writes them: a list of which layers are local, and a switch of rotation.
+TEST_F(GgufTest, LayersThatNobodyServesAreRefused) {
+  struct Row {
+    const char* model;
+    std::string key;
+    size_t offset;
+    std::string bytes;
+    const char* message;
+  };
+  const std::string pattern = "olmo2.attention.sliding_window_pattern";
+  const Row rows[] = {
+      {"olmo3", pattern, 16, Raw<uint8_t>(0), "lists 3 layers, expected 3 with global ones at"},
+      {"olmo3", "olmo2.block_count", 4, Raw<uint32_t>(2), "lists 3 layers, expected 2 with global"},
+      {"granite4", "granite.rope.scaling.finetuned", 4, Raw<uint8_t>(0), "finetuned is not true"}};
+  for (const Row& row : rows) {
+    SCOPED_TRACE(row.key);
+    std::ifstream file(Str(TREADLE_TESTDATA "/models/", row.model, "/model.gguf"),
+                       std::ios::binary);
+    std::string bytes{std::istreambuf_iterator<char>(file), {}};
+    const size_t at = bytes.find(row.key) + row.key.size() + row.offset;
+    bytes.replace(at, row.bytes.size(), row.bytes);
+    Write("other.gguf", bytes);
+    ExpectRefused(Checkpoint::Open(Path("other.gguf")).status(), Path("other.gguf"), row.message);
+  }
 }
 
 TEST_F(GgufTest, ArraysInArraysEnd) {

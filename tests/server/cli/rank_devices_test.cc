@@ -200,7 +200,7 @@ TEST_P(WholeModels, SayTheSameOnAGpu) {
   const auto path = WriteTinyGguf(GetParam(), directory, {});
   ASSERT_TRUE(path.ok()) << path.status();
   const Numbers floats = {DType::kF32, DType::kF32};
-  const bool window = GetParam().local_layers;
+  const bool window = GetParam().local_layers != Presence::kNever;
   ExpectAlike(ResultsOn(*path, DeviceChoice::kCpu, floats, TwoRequests(window)),
               ResultsOn(*path, DeviceChoice::kCuda, floats, TwoRequests(window)), 1e-4);
   std::filesystem::remove_all(directory);
