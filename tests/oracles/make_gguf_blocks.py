@@ -19,6 +19,7 @@ BLOCKS = 20
 CONSTANTS = {
     "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0],
     "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208], "IQ4_NL": [0], "MXFP4": [],
+    "Q2_K": [80, 82], "Q3_K": [108], "IQ4_XS": [0],
 }
 # Largest, smallest subnormal, a subnormal, zeros, infinity, NaN.
 EXTREMES = np.array([0x7BFF, 0xFBFF, 0x0001, 0x83FF, 0x0000, 0x8000, 0x7C00, 0x7E00], np.uint16)

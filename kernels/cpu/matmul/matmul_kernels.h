@@ -16,6 +16,12 @@
 //                       dword 4 + i), 32 bytes for each of the eight (scale[16] and minimum[16], or
 //                       the scale[16] of both halves), then f16 d[16] and -dmin[16], or d[16] and
 //                       32 bytes of nothing: 2368, 2880 or 3392 bytes.
+//   kQ2_K, kQ3_K        as these: 128 bytes of a block's bit pairs (bits 2i.. of a byte belong to
+//                       dword i, of the second 64 to dword 4 + i), of kQ3_K 64 bytes of third bits
+//                       (as kQ5_0's fifth); 32 bytes of scale | minimum << 4 or of scales, for both
+//                       halves; d[16] and -dmin[16] or nothing: 1344 or 1856 bytes.
+//   kIq4Nl, kIq4Xs      nibbles as kQ4_0's and kQ4_K's, of IQ4_NL's codes; kIq4Xs has signed
+//                       scale[16] for each block and d[16]: 288 and 2208 bytes.
 //   kBytes              inline formats without a layout of their own. Per 32 k: 8 x 16 dwords of
 //                       code + 128, f32 scale[16] of the first 16 k, scale[16] of the others, and
 //                       offset[16]: 704 bytes.
@@ -67,6 +73,10 @@ enum class PackKind : uint8_t {
   kQ4_K,
   kQ5_K,
   kQ6_K,
+  kQ2_K,
+  kQ3_K,
+  kIq4Nl,
+  kIq4Xs,
   kBytes,
   kRowInt8,
   kCodes4,
@@ -89,10 +99,14 @@ constexpr bool HasCodes(PackKind kind) {
 constexpr bool HasTiles(PackKind kind) {
   return kind == PackKind::kQ4_0 || kind == PackKind::kQ4_1 || kind == PackKind::kQ5_0 ||
          kind == PackKind::kQ5_1 || kind == PackKind::kQ8_0 || kind == PackKind::kQ4_K ||
-         kind == PackKind::kQ5_K;
+         kind == PackKind::kQ5_K || kind == PackKind::kIq4Nl || kind == PackKind::kIq4Xs;
 }
 
 inline constexpr int64_t kBytesBlock = 704;
+
+// The integers of IQ4_NL's and IQ4_XS's codes, plus 128.
+inline constexpr uint8_t kIq4Bytes[16] = {1,   24,  45,  63,  79,  93,  106, 118,
+                                          129, 141, 153, 166, 181, 197, 217, 241};
 
 // Places of a block of kWords.
 inline constexpr int64_t kPackedNibblesAt = 512;
