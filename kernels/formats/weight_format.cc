@@ -2,6 +2,7 @@
 
 #include "kernels/formats/blocks.h"
 #include "kernels/formats/codebooks.h"
+#include "kernels/formats/i_quants.h"
 #include "kernels/formats/k_quants.h"
 
 namespace treadle {
@@ -97,6 +98,16 @@ constexpr WeightFormat kFormats[] = {
     Coded<formats::CodesIQ4_NL, 32, 32>("iq4_nl", 20, 18, formats::kIQ4_NLCodebook.values),
     Coded<formats::CodesIQ4_XS, 256, 32>("iq4_xs", 23, 136, formats::kIQ4_NLCodebook.values),
     Coded<formats::CodesMXFP4, 32, 32>("mxfp4", 39, 17, formats::kMXFP4Codebook.values),
+    Coded<formats::CodesNVFP4, 64, 16>("nvfp4", 40, 36, formats::kMXFP4Codebook.values),
+    Coded<formats::CodesIQ2_XXS, 256, 32>("iq2_xxs", 16, 66, formats::kIq2Codebook.values),
+    Coded<formats::CodesIQ2_XS, 256, 16>("iq2_xs", 17, 74, formats::kIq2Codebook.values),
+    Coded<formats::CodesIQ2_S, 256, 16>("iq2_s", 22, 82, formats::kIq2Codebook.values),
+    Coded<formats::CodesIQ3_XXS, 256, 32>("iq3_xxs", 18, 98, formats::kIq3XxsCodebook.values),
+    Coded<formats::CodesIQ3_S, 256, 32>("iq3_s", 21, 110, formats::kIq3SCodebook.values),
+    Coded<formats::CodesIQ1_S, 256, 32>("iq1_s", 19, 50, formats::kIq1Codebook.values),
+    Coded<formats::CodesIQ1_M, 256, 16>("iq1_m", 29, 56, formats::kIq1Codebook.values),
+    Coded<formats::CodesTQ1_0, 256, 32>("tq1_0", 34, 54, formats::kTq1Codebook.values),
+    Coded<formats::CodesTQ2_0, 256, 32>("tq2_0", 35, 66, formats::kTq2Codebook.values),
     RowInt8(Apart("int8", 8, formats::kInt8Codebook.values)),
     HighFirst(Apart("nf4", 4, formats::kNf4Codebook.values)),
     HighFirst(Apart("fp4", 4, formats::kFp4Codebook.values)),
