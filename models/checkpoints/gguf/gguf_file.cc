@@ -325,6 +325,7 @@ absl::Status GgufReader::SplitExperts() {
       tensors.push_back(tensor);
     }
   }
+  gguf_->tensors_in_file_ = static_cast<int64_t>(tensor_count_);
   gguf_->tensors_ = std::move(tensors);
   return absl::OkStatus();
 }

@@ -141,7 +141,7 @@ absl::StatusOr<int64_t> GgufOutput::CopyMetadata(GgufMetadataWriter& metadata,
   TREADLE_ASSIGN_OR_RETURN(const std::unique_ptr<GgufFile> file, GgufFile::Read(source_.path()));
   for (const GgufFile::RawPair& pair : file->raw_metadata()) {
     if (pair.key == kFileType || pair.key == kQuantizationVersion ||
-        pair.key.starts_with("treadle.")) {
+        pair.key.starts_with("treadle.") || pair.key.starts_with("split.")) {
       continue;
     }
     metadata.AddRaw(pair.bytes);
