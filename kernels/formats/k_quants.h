@@ -15,7 +15,7 @@ namespace treadle::formats {
 inline void ScaleAndOffset(const std::byte* block, int64_t group, CodeGroup& out) {
   const ScaleAndMinimum pair = SixBitPair(Bytes(block + 4), group);
   out.scale = LoadHalf(block) * static_cast<float>(pair.scale);
-  out.offset = -(LoadHalf(block + 2) * static_cast<float>(pair.minimum));
+  out.offset = 0.0f - LoadHalf(block + 2) * static_cast<float>(pair.minimum);
 }
 
 // Groups 2c and 2c + 1 are the low and the high nibbles of bytes 32c .. 32c + 31.
@@ -73,7 +73,7 @@ inline void CodesQ2_K(const std::byte* data, int64_t group, CodeGroup& out) {
   group %= 16;
   const int pair = Bytes(block)[group];
   out.scale = LoadHalf(block + 80) * static_cast<float>(pair & 15);
-  out.offset = -(LoadHalf(block + 82) * static_cast<float>(pair >> 4));
+  out.offset = 0.0f - LoadHalf(block + 82) * static_cast<float>(pair >> 4);  // a zero is positive
   for (int i = 0; i < 16; ++i) {
     out.codes[i] = static_cast<int8_t>(TwoBits(Bytes(block + 16), group, i));
   }

@@ -230,12 +230,29 @@ struct TileLayout {
 // Codes of any format lie in memory as in a tile.
 struct AnyCodes {
   static constexpr bool kWide = true, kHalves = true;
-  static constexpr int kZero = 128, kOffsets = 1;
+  static constexpr int kZero = 128, kOffsets = 2;
 };
 struct BytesLayout : TileLayout<AnyCodes> {
   static constexpr bool kPacked = true;
 };
 static_assert(BytesLayout::kBytes == kBytesBlock);
+
+// Nibbles of any format, and what they stand for.
+struct TableLayout {
+  static constexpr bool kWide = true, kHalves = true, kPacked = true;
+  static constexpr int kZero = 128, kOffsets = 0;
+  static constexpr int64_t kBytes = kTableBlock, kBlocks = 1;
+  template <int I>
+  TREADLE_SIMD static void Pair(const uint8_t* p, int64_t, Codes<true>& low, Codes<true>& high) {
+    Codes<false> low_nibbles, high_nibbles;
+    LoadNibbles(p + 64 * I, low_nibbles, high_nibbles);
+    low = LookUp(p + kTableAt, low_nibbles);
+    high = LookUp(p + kTableAt, high_nibbles);
+  }
+  TREADLE_SIMD static Vec Scale(const uint8_t* p, int64_t, int half) {
+    return Load(Floats(p + 256 + 64 * half));
+  }
+};
 
 // Calls body.template operator()<Layout>() with the layout of `kind`; false if it is not one of
 // blocks.
@@ -266,6 +283,8 @@ inline bool WithBlockLayout(PackKind kind, Body body) {
       return body.template operator()<Q5KLayout>(), true;
     case PackKind::kQ6_K:
       return body.template operator()<Q6KLayout>(), true;
+    case PackKind::kTable:
+      return body.template operator()<TableLayout>(), true;
     case PackKind::kBytes:
       return body.template operator()<BytesLayout>(), true;
     default:

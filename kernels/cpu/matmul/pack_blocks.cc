@@ -1,8 +1,10 @@
 // Packing of GGUF's blocks: the same bits in the order that the kernels take them.
 #include <algorithm>
 #include <string_view>
+#include <vector>
 
 #include "kernels/cpu/matmul/packing.h"
+#include "kernels/formats/coded_rows.h"
 #include "kernels/formats/k_scales.h"
 
 namespace treadle {
@@ -162,11 +164,35 @@ void PackRow(const MatrixSource& source, const PackedView&, int64_t from, int64_
   }
 }
 
-// Any inline format whose weights share an offset by 32.
+// Any inline format with a codebook and without offsets.
+bool PlanTable(const MatrixSource& source, const PackTarget&, PackedView& view) {
+  const WeightFormat& format = *source.format;
+  if (format.group == 0 || format.codebook.empty() || format.offsets) return false;
+  view.kind = PackKind::kTable;
+  view.group_bytes = source.k / kBlockValues * kTableBlock;
+  return true;
+}
+
+void PackTable(const MatrixSource& source, const PackedView&, int64_t from, int64_t lane,
+               uint8_t* group) {
+  const CodedRows rows(source);
+  std::vector<uint8_t> codes(static_cast<size_t>(source.k));
+  std::vector<float> scales(static_cast<size_t>(source.k / rows.run())), seconds(scales);
+  rows.Read(from, codes.data(), scales.data(), seconds.data());
+  for (int64_t i = 0; i < source.k; ++i) {
+    uint8_t* block = group + i / kBlockValues * kTableBlock;
+    const int64_t at = i % kBlockValues;
+    uint8_t& byte = block[at % 16 / 4 * 64 + lane * 4 + at % 4];
+    byte = static_cast<uint8_t>(byte | codes[i] << at / 16 * 4);
+    if (at % 16 == 0) PutFloat(scales[i / rows.run()], at + lane, block + 256);
+    if (at < 16) block[kTableAt + at] = static_cast<uint8_t>(rows.values()[at] + 128);
+  }
+}
+
+// Any inline format.
 bool PlanBytes(const MatrixSource& source, const PackTarget&, PackedView& view) {
   const WeightFormat& format = *source.format;
   if (format.group == 0 || format.block % kBlockValues != 0) return false;
-  if (format.offsets && format.group != kBlockValues) return false;
   view.kind = PackKind::kBytes;
   view.group_bytes = source.k / kBlockValues * kBytesBlock;
   return true;
@@ -183,14 +209,16 @@ void PackBytes(const MatrixSource& source, const PackedView&, int64_t from, int6
     const int64_t at = i % kBlockValues;
     block[at / 4 * 64 + lane * 4 + at % 4] =
         static_cast<uint8_t>(codes.codes[i % format.group] + 128);
-    if (at % 16 == 0) PutFloat(codes.scale, at + lane, block + 512);
-    if (at == 0) PutFloat(codes.offset, 2 * kGroupFeatures + lane, block + 512);
+    if (at % 16 != 0) continue;
+    PutFloat(codes.scale, at + lane, block + 512);
+    PutFloat(codes.offset, 2 * kGroupFeatures + at + lane, block + 512);
   }
 }
 
 }  // namespace
 
 constinit const Packing kBlockPacking = {Plan, PackRow, nullptr};
+constinit const Packing kTablePacking = {PlanTable, PackTable, nullptr};
 constinit const Packing kBytesPacking = {PlanBytes, PackBytes, nullptr};
 
 }  // namespace treadle

@@ -85,6 +85,7 @@ void PlanTiles(const MatrixSource& source, PackedView& view) {
     case PackKind::kQ3_K:
     case PackKind::kQ5_K:
     case PackKind::kQ6_K:
+    case PackKind::kTable:
     case PackKind::kBytes:
       view.kind = PackKind::kTiles8;
       break;
