@@ -5,9 +5,9 @@
 namespace treadle::formats {
 namespace {
 
-// Every grid is in ascending order of its points, read as numbers whose digits are the places of the
-// coordinates among a few levels, the first coordinate last. So a bit for each such number says all:
-// bit n % 4 of hexadecimal digit n / 4, but that the two digits of a byte are exchanged.
+// Every grid is in ascending order of its points, read as numbers whose digits are the places of
+// the coordinates among a few levels, the first coordinate last. So a bit for each such number says
+// all: bit n % 4 of hexadecimal digit n / 4, but that the two digits of a byte are exchanged.
 constexpr std::string_view kIq2XxsSet =
     "5515145510444141000414440010000000044000140040000000000400005010404111000114044050044000"
     "1000000510000050000001000040000041140440141400000400000400000400000000000004100000000000"

@@ -1,5 +1,5 @@
-// Grids of the I types: lists of points, of which a code names one. The points are figures of llama.cpp
-// (ggml-common.h), where they were found by searching; a file means nothing without them.
+// Grids of the I types: lists of points, of which a code names one. The points are figures of
+// llama.cpp (ggml-common.h), where they were found by searching; a file means nothing without them.
 //
 // Thread safety: constant.
 #pragma once

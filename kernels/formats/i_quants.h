@@ -1,11 +1,12 @@
-// The I types of few bits, whose codes name points of grids (grids.h); ternary types; NVFP4. Blocks of
-// 256 weights, but for NVFP4.
-//   IQ2_XXS   f16 d; for 32 weights four bytes of points of 8 weights, 28 bits of signs, a scale of 4.
-//   IQ2_XS    f16 d; 16 bits for 8 weights: 9 of a point, 7 of signs; 4-bit scales, one for 16.
-//   IQ2_S     f16 d; bytes of points, bytes of signs, two more bits of each point; 4-bit scales.
-//   IQ3_XXS   f16 d; bytes of points of 4 weights; signs and scales as IQ2_XXS has them.
-//   IQ3_S     f16 d; bytes of points of 4 weights, a ninth bit of each, bytes of signs; 4-bit scales.
-//   IQ1_S     f16 d; bytes of points; for 32 weights 16 bits: three more of each point, a scale of 3,
+// The I types of few bits, whose codes name points of grids (grids.h); ternary types; NVFP4. Blocks
+// of 256 weights, but for NVFP4.
+//   IQ2_XXS   f16 d; for 32 weights four bytes of points of 8 weights, 28 bits of signs, a scale
+//   of 4. IQ2_XS    f16 d; 16 bits for 8 weights: 9 of a point, 7 of signs; 4-bit scales, one
+//   for 16. IQ2_S     f16 d; bytes of points, bytes of signs, two more bits of each point; 4-bit
+//   scales. IQ3_XXS   f16 d; bytes of points of 4 weights; signs and scales as IQ2_XXS has them.
+//   IQ3_S     f16 d; bytes of points of 4 weights, a ninth bit of each, bytes of signs; 4-bit
+//   scales. IQ1_S     f16 d; bytes of points; for 32 weights 16 bits: three more of each point, a
+//   scale of 3,
 //             and whether an eighth is added to a weight or taken off.
 //   IQ1_M     bytes of points; for 8 weights four bits: three more of the point, and that of the
 //             eighth; 3-bit scales, one for 16, above which d lies in four pieces.
@@ -169,8 +170,8 @@ inline void CodesIQ1_M(const std::byte* data, int64_t group, CodeGroup& out) {
   }
 }
 
-// The digits of a byte lie 32 weights apart, or 16, or 4: as digits after the point of a number below
-// 1 in base 3, in units of 1/256.
+// The digits of a byte lie 32 weights apart, or 16, or 4: as digits after the point of a number
+// below 1 in base 3, in units of 1/256.
 inline int Ternary(uint8_t digits, int64_t digit) {
   constexpr uint8_t kPowers[] = {1, 3, 9, 27, 81};
   return static_cast<uint8_t>(digits * kPowers[digit]) * 3 >> 8;

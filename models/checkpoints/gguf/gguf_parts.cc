@@ -1,5 +1,5 @@
-// Models in several GGUF files, as llama-gguf-split writes them: the metadata is the first one's, each
-// of the others has its own tensors and the keys split.*.
+// Models in several GGUF files, as llama-gguf-split writes them: the metadata is the first one's,
+// each of the others has its own tensors and the keys split.*.
 #include <cstdio>
 #include <filesystem>
 

@@ -17,7 +17,9 @@ class GgufPartsTest : public ScratchCheckpoint {
  protected:
   void SetUp() override { WriteTinyLlamaGguf(Path(""), {.format = "q8_0", .layers = 2}).value(); }
 
-  static std::string Name(int64_t part) { return "big-0000" + std::to_string(part) + "-of-00003.gguf"; }
+  static std::string Name(int64_t part) {
+    return "big-0000" + std::to_string(part) + "-of-00003.gguf";
+  }
 
   // The tiny model in three files; the first one's `no` and what all say of their number may lie.
   void Split(uint32_t first = 0, uint32_t count = 3, int64_t tensors_off = 0) {
@@ -31,7 +33,8 @@ class GgufPartsTest : public ScratchCheckpoint {
       }
       writer.AddU32("split.no", static_cast<uint32_t>(part) + (part == 0 ? first : 0));
       writer.AddU32("split.count", count);
-      writer.AddU32("split.tensors.count", static_cast<uint32_t>(std::ssize(tensors) + tensors_off));
+      writer.AddU32("split.tensors.count",
+                    static_cast<uint32_t>(std::ssize(tensors) + tensors_off));
       for (size_t i = part; i < tensors.size(); i += 3) {
         const StoredTensor& tensor = tensors[i];
         writer.AddTensor(tensor.name, tensor.shape, static_cast<uint32_t>(tensor.format->gguf_type),
