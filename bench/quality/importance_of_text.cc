@@ -65,10 +65,10 @@ absl::StatusOr<Importance> ImportanceOfText(const Checkpoint& checkpoint,
   TeacherForcedModel::Options reading = {.window = window, .chunk = window};
   reading.load.threads = threads;
   TREADLE_ASSIGN_OR_RETURN(
-      const auto model,
-      TeacherForcedModel::Create(
-          checkpoint,
-          std::make_unique<ImportanceBackend>(std::move(backend), checkpoint, importance), reading));
+      const auto model, TeacherForcedModel::Create(checkpoint,
+                                                   std::make_unique<ImportanceBackend>(
+                                                       std::move(backend), checkpoint, importance),
+                                                   reading));
   std::vector<float> storage(static_cast<size_t>(window * model->hidden_size()));
   for (int64_t begin = 0; begin < count; begin += window) {
     const int64_t some = std::min(window, count - begin);

@@ -1,7 +1,7 @@
-// Fits of one run of weights: a scale, perhaps a minimum, and codes for which the weighted squares of
-// the errors are small. The K types and the I types of four bits are made of these (quantize_k.cc).
-// They are llama.cpp's searches (ggml-quants.c), operation by operation: a file's bits depend on every
-// rounding. Private to this folder.
+// Fits of one run of weights: a scale, perhaps a minimum, and codes for which the weighted squares
+// of the errors are small. The K types and the I types of four bits are made of these
+// (quantize_k.cc). They are llama.cpp's searches (ggml-quants.c), operation by operation: a file's
+// bits depend on every rounding. Private to this folder.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -159,7 +159,8 @@ inline float FitMinimum(const Run& run, int most, const MinimumFit& fit, uint8_t
 }
 
 // Moves single codes as long as that improves the fit, five times round at most. `least` to `most`.
-inline void Refine(const Run& run, int least, int most, bool squares_too, FitSums& sums, int* codes) {
+inline void Refine(const Run& run, int least, int most, bool squares_too, FitSums& sums,
+                   int* codes) {
   for (int round = 0; round < 5; ++round) {
     bool changed = false;
     for (int i = 0; i < run.count; ++i) {
@@ -172,9 +173,8 @@ inline void Refine(const Run& run, int least, int most, bool squares_too, FitSum
           Clamp(Nearest(run.values[i] * without.squares / without.values), least, most);
       if (moved == codes[i]) continue;
       without.Add(weight, run.values[i], static_cast<float>(moved));
-      if (without.squares > 0 &&
-          without.values * without.values * sums.squares >
-              sums.values * sums.values * without.squares) {
+      if (without.squares > 0 && without.values * without.values * sums.squares >
+                                     sums.values * sums.values * without.squares) {
         codes[i] = moved;
         sums = without;
         changed = true;

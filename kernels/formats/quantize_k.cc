@@ -1,5 +1,5 @@
-// The K types and the I types of four bits, as llama.cpp's quantizers make them (ggml-quants.c), with
-// importance or without; and GGUF's blocks of 32 with importance.
+// The K types and the I types of four bits, as llama.cpp's quantizers make them (ggml-quants.c),
+// with importance or without; and GGUF's blocks of 32 with importance.
 #include <algorithm>
 #include <cstring>
 
@@ -35,8 +35,8 @@ float Sum(const float* values, int count) {
   return sum;
 }
 
-// Codes again, for the scale as it is stored: from -below to above, stored plus `below`. A scale of 0
-// leaves them as they are.
+// Codes again, for the scale as it is stored: from -below to above, stored plus `below`. A scale of
+// 0 leaves them as they are.
 void Requantize(const float* values, int count, float scale, float minimum, int below, int above,
                 uint8_t* codes) {
   if (scale == 0) return;
@@ -89,8 +89,9 @@ void EncodeMinima(const float* values, const float* importance, std::byte* out) 
       for (int i = 0; i < kGroup; ++i) weights[i] = average + std::fabs(run[i]);
     }
     sums[g] = Sum(weights, kGroup);
-    scales[g] = FitMinimum({run, weights, kGroup}, kMost, importance != nullptr ? kImportant : kPlain,
-                           codes + kGroup * g, &minima[g]);
+    scales[g] =
+        FitMinimum({run, weights, kGroup}, kMost, importance != nullptr ? kImportant : kPlain,
+                   codes + kGroup * g, &minima[g]);
   }
   StoreHalf(SixBits(scales, sums, importance != nullptr, scale_codes), out);
   StoreHalf(SixBits(minima, sums, importance != nullptr, minimum_codes), out + 2);
@@ -192,8 +193,8 @@ void EncodeQ6_K(const float* values, const float* importance, std::byte* out) {
   for (int g = 0; g < kGroups; ++g) {
     const auto integer = static_cast<int8_t>(std::min(127, Nearest(inverse * scales[g])));
     out[192 + g] = static_cast<std::byte>(integer);
-    Requantize(values + kGroup * g, kGroup, LoadHalf(out + 208) * static_cast<float>(integer), 0, 32,
-               31, codes + kGroup * g);
+    Requantize(values + kGroup * g, kGroup, LoadHalf(out + 208) * static_cast<float>(integer), 0,
+               32, 31, codes + kGroup * g);
   }
   for (int i = 0; i < kSuper / 2; ++i) {
     const uint8_t* pair = codes + i / 64 * 128 + i % 64;

@@ -13,8 +13,8 @@ namespace treadle {
 struct Mixture {
   std::string_view name;
   std::string_view base;
-  // V, or fused QKV; the contraction: in the first layers of so many ones (one of `first` parts of all
-  // layers, or so many where `first` is negative), and behind them. Empty: base.
+  // V, or fused QKV; the contraction: in the first layers of so many ones (one of `first` parts of
+  // all layers, or so many where `first` is negative), and behind them. Empty: base.
   struct Layers {
     int64_t first = 0;
     std::string_view in_first = {};
@@ -109,11 +109,8 @@ const QuantizeSpec& SpecNamed(std::string_view format) {
 }
 
 const QuantizeSpec& Fitting(const QuantizeSpec& spec, int64_t k) {
-  constexpr std::pair<std::string_view, std::string_view> kSmaller[] = {{"q3_k", "q4_0"},
-                                                                        {"q4_k", "q5_0"},
-                                                                        {"q5_k", "q5_1"},
-                                                                        {"q6_k", "q8_0"},
-                                                                        {"iq4_xs", "iq4_nl"}};
+  constexpr std::pair<std::string_view, std::string_view> kSmaller[] = {
+      {"q3_k", "q4_0"}, {"q4_k", "q5_0"}, {"q5_k", "q5_1"}, {"q6_k", "q8_0"}, {"iq4_xs", "iq4_nl"}};
   for (const auto& [from, to] : kSmaller) {
     if (spec.format->name == from && k % spec.format->block != 0) return SpecNamed(to);
   }

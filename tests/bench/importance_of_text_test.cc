@@ -1,5 +1,5 @@
-// The importance of columns over a text: what the first layer reads is a norm of the embedding, which can
-// be counted by hand.
+// The importance of columns over a text: what the first layer reads is a norm of the embedding,
+// which can be counted by hand.
 #include "bench/quality/importance_of_text.h"
 
 #include <gtest/gtest.h>
@@ -44,7 +44,8 @@ TEST(ImportanceOfText, IsTheMeanSquareOfWhatMatricesRead) {
   for (const char* name : {"blk.0.attn_q.weight", "blk.0.attn_k.weight", "blk.0.attn_v.weight"}) {
     const std::vector<float> found = importance->Of(name);
     ASSERT_EQ(found.size(), expected.size()) << name;
-    for (size_t i = 0; i < found.size(); ++i) EXPECT_NEAR(found[i], expected[i], 1e-5 * expected[i]);
+    for (size_t i = 0; i < found.size(); ++i)
+      EXPECT_NEAR(found[i], expected[i], 1e-5 * expected[i]);
   }
   EXPECT_EQ(importance->Of("blk.0.ffn_down.weight").size(), static_cast<size_t>(config.ffn_hidden));
   EXPECT_FALSE(ImportanceOfText(*checkpoint, ExactBackend(), {}, 2, {}).ok());

@@ -19,8 +19,8 @@
 
 #include "absl/status/statusor.h"
 #include "models/checkpoints/converted_tensor.h"
-#include "models/checkpoints/importance.h"
 #include "models/checkpoints/weight_plan.h"
+#include "models/checkpoints/write/importance.h"
 
 namespace treadle {
 

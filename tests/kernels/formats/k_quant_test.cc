@@ -1,5 +1,5 @@
-// GGUF's searched blocks against llama.cpp's quantizers (tests/oracles/make_k_quant_oracles.py), bit for
-// bit, with importance and without.
+// GGUF's searched blocks against llama.cpp's quantizers (tests/oracles/make_k_quant_oracles.py),
+// bit for bit, with importance and without.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -1,5 +1,6 @@
-// The importance of columns in files as llama.cpp's tools/imatrix writes them, and in what is quantized.
-#include "models/checkpoints/importance.h"
+// The importance of columns in files as llama.cpp's tools/imatrix writes them, and in what is
+// quantized.
+#include "models/checkpoints/write/importance.h"
 
 #include <gmock/gmock.h>
 
@@ -52,7 +53,8 @@ TEST_F(ImportanceTest, OtherFilesAreRefused) {
   };
   EXPECT_THAT(message(WriteFile("", {1})), HasSubstr("general.type is '', expected imatrix"));
   EXPECT_THAT(message(WriteFile("model", {1})), HasSubstr("general.type is 'model'"));
-  EXPECT_THAT(message(WriteFile("imatrix", {1, -1})), HasSubstr("has -1, expected sums of squares"));
+  EXPECT_THAT(message(WriteFile("imatrix", {1, -1})),
+              HasSubstr("has -1, expected sums of squares"));
   EXPECT_THAT(message(WriteFile("imatrix", {1}, "other.counts")),
               HasSubstr("as many numbers in 'blk.0.attn_q.weight.counts'"));
 }

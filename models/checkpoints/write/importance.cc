@@ -1,4 +1,4 @@
-#include "models/checkpoints/importance.h"
+#include "models/checkpoints/write/importance.h"
 
 #include <cmath>
 #include <cstring>
@@ -72,15 +72,16 @@ absl::StatusOr<Importance> Importance::Read(const std::string& path) {
     const auto counts = tensors.find(Str(matrix, kCounts));
     if (counts == tensors.end() || counts->second->Elements() != matrices ||
         tensor->format->name != "f32" || counts->second->format->name != "f32") {
-      return InvalidArgument(path, ": tensor ", Quoted(name), " is of ", matrices,
-                             " matrices in ", tensor->format->name,
-                             ", expected f32, and as many numbers in ", Quoted(Str(matrix, kCounts)));
+      return InvalidArgument(path, ": tensor ", Quoted(name), " is of ", matrices, " matrices in ",
+                             tensor->format->name, ", expected f32, and as many numbers in ",
+                             Quoted(Str(matrix, kCounts)));
     }
     for (int64_t i = 0; i < matrices; ++i) {
       Sums& sums = importance.sums_[matrices == 1 ? std::string(matrix) : ExpertName(matrix, i)];
       sums.squares.resize(static_cast<size_t>(columns));
       const auto row_bytes = static_cast<size_t>(columns) * sizeof(float);
-      std::memcpy(sums.squares.data(), tensor->data + static_cast<size_t>(i) * row_bytes, row_bytes);
+      std::memcpy(sums.squares.data(), tensor->data + static_cast<size_t>(i) * row_bytes,
+                  row_bytes);
       float rows;
       std::memcpy(&rows, counts->second->data + static_cast<size_t>(i) * sizeof(float),
                   sizeof(rows));

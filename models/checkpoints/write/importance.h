@@ -1,6 +1,7 @@
-// Importance of matrices' columns: the mean square of what each column is multiplied by over a text, by
-// which quantizers weigh errors. In files as llama.cpp's imatrix has them: GGUF, with tensors
-// NAME.in_sum2 [matrices, columns] and NAME.counts [matrices, 1] for each matrix (or all experts') NAME.
+// Importance of matrices' columns: the mean square of what each column is multiplied by over a
+// text, by which quantizers weigh errors. In files as llama.cpp's imatrix has them: GGUF, with
+// tensors NAME.in_sum2 [matrices, columns] and NAME.counts [matrices, 1] for each matrix (or all
+// experts') NAME.
 //
 // Thread safety: distinct objects are independent.
 #pragma once
