@@ -39,7 +39,7 @@ namespace treadle {
 //           I = sum of code * q, blocks are added in ascending order: y = fma(I, d * dx, y), then,
 //           if the format has minima, y = fma(m, dx * S, y). A block whose absmax is below 2^-100
 //           counts as zeros; NaN spoils its own row only. Formats with a scale per 16 weights
-//           (Q6_K) add the two halves of a block one after the other.
+//           add the two halves of a block one after the other, then two minima likewise (Q2_K).
 //   kInt16: as kInt8, with dx = absmax / 16256 and q = x * (16256 / absmax): 127 * 128 steps, so
 //           that q = 128 * high + low with both in 8 bits. I reaches 128 * 16256 * 32 < 2^31 and is
 //           rounded to float once, half to even.

@@ -25,7 +25,7 @@ Unit UnitOf(Extent what, const Checkpoint& checkpoint, const WeightPlan& weights
   for (const StoredTensor& tensor : checkpoint.tensors()) {
     const TensorName name = ParseTensorName(architecture, checkpoint.kind(), tensor.name);
     if (name.row == nullptr || name.row->columns != what || tensor.shape.size() != 2) continue;
-    const QuantizeSpec* to = weights.For(tensor.name, checkpoint.config().tied_head);
+    const QuantizeSpec* to = weights.For(tensor, checkpoint);
     const WeightFormat* format = to != nullptr ? to->format : tensor.format;
     const int64_t columns = std::lcm(unit.columns, ColumnUnit(*format));
     if (columns > unit.columns) unit = {columns, &tensor, format};

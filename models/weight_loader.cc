@@ -72,7 +72,7 @@ absl::StatusOr<std::unique_ptr<PackedMatrix>> WeightLoader::Pack(const StoredTen
   source.row_order = spec.row_order;
   source.transposed = spec.transposed && !apart;
   set_outliers(constants);
-  const QuantizeSpec* to = options_.weights.For(tensor.name, checkpoint_.config().tied_head);
+  const QuantizeSpec* to = options_.weights.For(tensor, checkpoint_);
   if (to == nullptr || (to->format == tensor.format && !apart)) return PackPart(source, spec);
 
   const std::vector<int32_t> folder_rows = OrderBetween(spec.row_order, spec.folder_order);

@@ -160,7 +160,7 @@ absl::StatusOr<WeightBits> CountWeightBits(const Checkpoint& checkpoint, const W
     int64_t count = 1;
     for (const int64_t extent : tensor.shape) count *= extent;
     const bool matrix = tensor.shape.size() == 2;
-    const QuantizeSpec* spec = matrix ? plan.For(tensor.name, config.tied_head) : nullptr;
+    const QuantizeSpec* spec = matrix ? plan.For(tensor, checkpoint) : nullptr;
     if (spec == nullptr) {
       TREADLE_ASSIGN_OR_RETURN(const double bits, StoredBits(tensor));
       sum.kept += count;

@@ -15,8 +15,8 @@
 // off by at most scale / 16. Codebooks with NaN, and all of them under kInt8, run exact.
 //
 // GGUF's formats run as the mode says, with integers that are never rounded. One without a layout
-// of its own here lies as codes of four bits with f32 scales (5 bits a weight) if sixteen values
-// and no offsets are all it has, else, and under kInt8, as bytes (11 bits).
+// of its own here lies as codes of four bits with f32 scales if sixteen values and no offsets are
+// all it has (5 bits a weight; 6.25 with a scale for 16, and under kInt8), else as bytes (12 bits).
 //
 // k-bit codebooks too large for an instruction set to look up as quickly as bf16 weights are read
 // (6 to 8 bits on AVX2, 8 bits on AVX-512 without VBMI) are packed as those codes c, 13 bits each:

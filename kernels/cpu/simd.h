@@ -50,6 +50,13 @@ TREADLE_SIMD Vec LoadUnsigned(const uint8_t* p) {  // bytes
   const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes))};
 }
+// Nibbles of 16 bytes: the low ones, or those at bit 4.
+template <int kShift>
+TREADLE_SIMD Vec LoadNibblesAt(const uint8_t* p) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  const __m128i shifted = _mm_srli_epi16(bytes, kShift);
+  return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_and_si128(shifted, _mm_set1_epi8(15))))};
+}
 TREADLE_SIMD Vec LoadSigned(const uint8_t* p) {
   const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))};
@@ -139,6 +146,15 @@ TREADLE_SIMD Vec LoadUnsigned(const uint8_t* p) {  // bytes
   const auto eight = [](const uint8_t* bytes) {
     const __m128i x = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes));
     return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(x));
+  };
+  return {eight(p), eight(p + 8)};
+}
+template <int kShift>
+TREADLE_SIMD Vec LoadNibblesAt(const uint8_t* p) {
+  const auto eight = [](const uint8_t* bytes) {
+    const __m128i x =
+        _mm_srli_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes)), kShift);
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_and_si128(x, _mm_set1_epi8(15))));
   };
   return {eight(p), eight(p + 8)};
 }

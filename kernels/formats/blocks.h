@@ -18,6 +18,11 @@ inline constexpr Codebook<16> kQ4_0Codebook =
     Tabulate<16>([](int code) { return static_cast<float>(code - 8); });
 inline constexpr Codebook<16> kIQ4_NLCodebook = {
     {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113}};
+// All codes of Q2_K and Q3_K (k_quants.h), the last of them repeated.
+inline constexpr Codebook<16> kQ2_KCodebook =
+    Tabulate<16>([](int code) { return static_cast<float>(code < 3 ? code : 3); });
+inline constexpr Codebook<16> kQ3_KCodebook =
+    Tabulate<16>([](int code) { return static_cast<float>((code < 7 ? code : 7) - 4); });
 inline constexpr Codebook<16> kMXFP4Codebook = {
     {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12}};
 

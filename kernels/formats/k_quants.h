@@ -1,30 +1,21 @@
 // The K types: blocks of 256 weights, whose groups have integer scales of their own.
+//   Q2_K: 16 bytes of 4-bit (sc, m) pairs, 64 bytes of 2-bit codes, f16 d, f16 dmin; d*sc*q -
+//   dmin*m. Q3_K: 32 bytes of third bits, 64 bytes of 2-bit codes, 12 bytes of 6-bit scales, f16 d;
+//         d*(sc - 32)*(q - 4).
 //   Q4_K: f16 d, f16 dmin, 12 bytes of 6-bit (sc, m) pairs, 128 bytes of nibbles; d*sc*q - dmin*m.
 //   Q5_K: the same, with 32 bytes of fifth bits before the nibbles (bit g of byte l: group g).
 //   Q6_K: 128 bytes of low nibbles, 64 bytes of high pairs, 16 signed scales, f16 d; d*sc*(q - 32).
 #pragma once
 
-#include "kernels/formats/families.h"
+#include "kernels/formats/blocks.h"
+#include "kernels/formats/k_scales.h"
 
 namespace treadle::formats {
-
-struct ScaleAndMinimum {
-  int scale;
-  int minimum;
-};
-
-// Pair `group` of 8: the first four lie in the low six bits of bytes 0-3 and 4-7, the last four are
-// put together from bytes 8-11 (low four bits) and the upper two bits of bytes 0-7.
-inline ScaleAndMinimum SixBitPair(const uint8_t* packed, int64_t group) {
-  if (group < 4) return {packed[group] & 63, packed[group + 4] & 63};
-  return {(packed[group + 4] & 15) | (packed[group - 4] >> 6) << 4,
-          (packed[group + 4] >> 4) | (packed[group] >> 6) << 4};
-}
 
 inline void ScaleAndOffset(const std::byte* block, int64_t group, CodeGroup& out) {
   const ScaleAndMinimum pair = SixBitPair(Bytes(block + 4), group);
   out.scale = LoadHalf(block) * static_cast<float>(pair.scale);
-  out.offset = -(LoadHalf(block + 2) * static_cast<float>(pair.minimum));
+  out.offset = 0.0f - LoadHalf(block + 2) * static_cast<float>(pair.minimum);
 }
 
 // Groups 2c and 2c + 1 are the low and the high nibbles of bytes 32c .. 32c + 31.
@@ -69,6 +60,45 @@ inline void CodesQ6_K(const std::byte* data, int64_t group, CodeGroup& out) {
     const int code = ((low[i] >> (quarter / 2 * 4)) & 15) | ((high[i] >> (2 * quarter)) & 3) << 4;
     out.codes[i] = static_cast<int8_t>(code - 32);
   }
+}
+
+// The 2-bit codes of group `group` of 16, each shifted down to bit 0: eight groups share 32 bytes,
+// two of them a pair of bits.
+inline int TwoBits(const uint8_t* packed, int64_t group, int i) {
+  return (packed[group / 8 * 32 + group % 2 * 16 + i] >> (group / 2 % 4 * 2)) & 3;
+}
+
+inline void CodesQ2_K(const std::byte* data, int64_t group, CodeGroup& out) {
+  const std::byte* block = data + group / 16 * 84;
+  group %= 16;
+  const int pair = Bytes(block)[group];
+  out.scale = LoadHalf(block + 80) * static_cast<float>(pair & 15);
+  out.offset = 0.0f - LoadHalf(block + 82) * static_cast<float>(pair >> 4);  // a zero is positive
+  for (int i = 0; i < 16; ++i) {
+    out.codes[i] = static_cast<int8_t>(TwoBits(Bytes(block + 16), group, i));
+  }
+}
+
+inline void CodesQ3_K(const std::byte* data, int64_t group, CodeGroup& out) {
+  const std::byte* block = data + group / 16 * 110;
+  group %= 16;
+  out.scale = LoadHalf(block + 108) * static_cast<float>(SixBitScale(Bytes(block + 96), group));
+  out.offset = 0;
+  const uint8_t* high = Bytes(block) + group % 2 * 16;
+  for (int i = 0; i < 16; ++i) {
+    const int third = high[i] >> (group / 2) & 1;
+    out.codes[i] = static_cast<int8_t>(TwoBits(Bytes(block + 32), group, i) + 4 * third - 4);
+  }
+}
+
+// IQ4_XS is IQ4_NL (blocks.h) in blocks of 256: f16 d, 16 bits of upper pairs of scales, 4 bytes of
+// their nibbles, 128 bytes of codes; d*(sc - 32)*value.
+inline void CodesIQ4_XS(const std::byte* data, int64_t group, CodeGroup& out) {
+  const std::byte* block = data + group / 8 * 136;
+  group %= 8;
+  out.scale = LoadHalf(block) * static_cast<float>(Iq4Scale(Bytes(block), group));
+  out.offset = 0;
+  LookUpNibbles(Bytes(block + 8) + group * 16, kIQ4_NLCodebook, out.codes);
 }
 
 }  // namespace treadle::formats

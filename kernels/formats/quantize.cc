@@ -23,6 +23,7 @@ struct Job {
   int64_t n;
   int64_t k;
   const ParallelFor& parallel_for;
+  std::span<const float> importance;
 };
 
 // The largest magnitude; a NaN counts as larger than all numbers. On integers, because compilers
@@ -63,10 +64,20 @@ absl::Status MakeInline(const Job& job, const formats::BlockEncoder& encoder,
   const WeightFormat& format = *job.spec.format;
   // A piece is a whole number of blocks, but for the last.
   TREADLE_RETURN_IF_ERROR(AbsMaxes(job, kPiece, encoder.largest).status());
+  if (!job.importance.empty()) {
+    job.parallel_for(job.n, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        encoder.encode(job.values.data() + row * job.k, job.importance.data(), job.k / format.block,
+                       matrix.data.data() + row * format.RowBytes(job.k));
+      }
+    });
+    return absl::OkStatus();
+  }
   const auto count = static_cast<int64_t>(job.values.size());
   job.parallel_for((count + kPiece - 1) / kPiece, [&](int64_t begin, int64_t end) {
     const int64_t last = std::min(end * kPiece, count);
-    encoder.encode(job.values.data() + begin * kPiece, (last - begin * kPiece) / format.block,
+    encoder.encode(job.values.data() + begin * kPiece, nullptr,
+                   (last - begin * kPiece) / format.block,
                    matrix.data.data() + begin * kPiece / format.block * format.block_bytes);
   });
   return absl::OkStatus();
@@ -195,14 +206,16 @@ double QuantizedMatrix::BitsPerWeight() const {
 }
 
 absl::StatusOr<QuantizedMatrix> Quantize(const QuantizeSpec& spec, std::span<const float> values,
-                                         int64_t n, int64_t k, const ParallelFor& parallel_for) {
+                                         int64_t n, int64_t k, const ParallelFor& parallel_for,
+                                         std::span<const float> importance) {
   const WeightFormat& format = *spec.format;
   if (n < 1 || k < 1 || k % format.block != 0) {
     return InvalidArgument("matrix [", n, ", ", k, "] for ", spec.name,
                            ": expected positive sizes and columns in multiples of ", format.block);
   }
   TREADLE_CHECK(static_cast<int64_t>(values.size()) == n * k);
-  const Job job = {spec, values, n, k, parallel_for};
+  TREADLE_CHECK(importance.empty() || static_cast<int64_t>(importance.size()) == k);
+  const Job job = {spec, values, n, k, parallel_for, importance};
   QuantizedMatrix matrix;
   matrix.format = &format;
   matrix.n = n;

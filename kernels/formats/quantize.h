@@ -22,7 +22,8 @@ namespace treadle {
 //   nf4, fp4               bitsandbytes' 4-bit types; nf4:128 for blocks of 128 (default 64; powers
 //                          of two from 32 to 4096); nf4-dq, nf4-dq:128 with double quantization
 //   fp8                    E4M3, one scale per output row
-//   q8_0, q4_0, q4_1       GGUF blocks
+//   q8_0, q5_0, q5_1, q4_0, q4_1, iq4_nl        GGUF's blocks of 32
+//   q6_k, q5_k, q4_k, q3_k, iq4_xs              and of 256
 //   f32, f16, bf16         dense
 //   kbit-int4:64           k-bit inference (Dettmers, chapter 3): int, float, dynamic or quantile,
 //   3 kbit-float4e2:128      to 8 bits, E exponent bits of a float; blocks of 32 to 1024 weights or
@@ -66,10 +67,12 @@ struct QuantizedMatrix : OwnedMatrix {
 using ParallelFor =
     std::function<void(int64_t count, const std::function<void(int64_t, int64_t)>& body)>;
 
-// values: [n, k]. Rounding is that of the format's own project (bitsandbytes, ggml), bit for bit.
-// Errors: a shape that the format does not allow; values that are not finite (the error says
-// where).
+// values: [n, k]. importance: none, or of each column, 0 or more: how much a weight's error costs
+// there (GGUF's blocks minimize the errors that it weighs; other formats do not look at it).
+// Rounding is that of the format's own project (bitsandbytes, ggml), bit for bit. Errors: a shape
+// that the format does not allow; values that are not finite (the error says where).
 absl::StatusOr<QuantizedMatrix> Quantize(const QuantizeSpec& spec, std::span<const float> values,
-                                         int64_t n, int64_t k, const ParallelFor& parallel_for);
+                                         int64_t n, int64_t k, const ParallelFor& parallel_for,
+                                         std::span<const float> importance = {});
 
 }  // namespace treadle

@@ -1,4 +1,4 @@
-// Dense types, GGUF's blocks as ggml's reference quantizers make them (no importance weights), and
+// Dense types, GGUF's plainer blocks as ggml's reference quantizers make them, and
 // 8-bit codes with one scale per row: LLM.int8() as bitsandbytes quantizes weights (Dettmers,
 // chapter 2), and FP8 E4M3. Loops have no branches, so that compilers can vectorize them.
 #include <algorithm>
@@ -19,7 +19,7 @@ constexpr float kLargestHalf = 65504.0f;
 void StoreHalf(float value, std::byte* out) { StoreElement(DType::kF16, value, out, 0); }
 
 template <DType kType>
-void EncodeDense(const float* values, int64_t count, std::byte* out) {
+void EncodeDense(const float* values, const float*, int64_t count, std::byte* out) {
   for (int64_t i = 0; i < count; ++i) StoreElement(kType, values[i], out, i);
 }
 
@@ -31,7 +31,7 @@ float Inverse(float d) {
 }
 
 // d = absmax / 127, codes rounded half away from zero.
-void EncodeQ8_0(const float* values, int64_t blocks, std::byte* out) {
+void EncodeQ8_0(const float* values, const float*, int64_t blocks, std::byte* out) {
   for (int64_t b = 0; b < blocks; ++b, values += kBlock, out += 34) {
     float absmax = 0;
     for (int i = 0; i < kBlock; ++i) absmax = std::max(absmax, std::fabs(values[i]));
@@ -58,7 +58,8 @@ void StoreNibbles(const int* codes, std::byte* out) {
 }
 
 // The value of the largest magnitude (of several the first) becomes code 0, that is -8 d.
-void EncodeQ4_0(const float* values, int64_t blocks, std::byte* out) {
+void EncodeQ4_0(const float* values, const float* importance, int64_t blocks, std::byte* out) {
+  if (importance != nullptr) return EncodeImportantQ4_0(values, importance, blocks, out);
   for (int64_t b = 0; b < blocks; ++b, values += kBlock, out += 18) {
     float absmax = 0;
     for (int i = 0; i < kBlock; ++i) absmax = std::max(absmax, std::fabs(values[i]));
@@ -77,7 +78,8 @@ void EncodeQ4_0(const float* values, int64_t blocks, std::byte* out) {
   }
 }
 
-void EncodeQ4_1(const float* values, int64_t blocks, std::byte* out) {
+void EncodeQ4_1(const float* values, const float* importance, int64_t blocks, std::byte* out) {
+  if (importance != nullptr) return EncodeImportantQ4_1(values, importance, blocks, out);
   for (int64_t b = 0; b < blocks; ++b, values += kBlock, out += 20) {
     float least = values[0];
     float most = values[0];
@@ -123,6 +125,9 @@ constexpr BlockEncoder kEncoders[] = {
 
 const BlockEncoder* FindBlockEncoder(std::string_view format) {
   for (const BlockEncoder& encoder : kEncoders) {
+    if (encoder.format == format) return &encoder;
+  }
+  for (const BlockEncoder& encoder : SearchingEncoders()) {
     if (encoder.format == format) return &encoder;
   }
   return nullptr;

@@ -8,7 +8,8 @@ namespace treadle {
 namespace {
 
 constexpr std::string_view kKnown =
-    "int8, nf4, fp4, nf4-dq, fp4-dq (with :BLOCK), fp8, q8_0, q4_0, q4_1, f32, f16, bf16, "
+    "int8, nf4, fp4, nf4-dq, fp4-dq (with :BLOCK), fp8, q8_0, q5_0, q5_1, q4_0, q4_1, q6_k, q5_k, "
+    "q4_k, q3_k, iq4_nl, iq4_xs, f32, f16, bf16, "
     "kbit-{int,dynamic,quantile}BITS, kbit-floatBITSeEXPONENT and kbit-e2m1 (with :BLOCK)";
 constexpr int64_t kDefaultBlock = 64;
 

@@ -15,13 +15,21 @@ namespace treadle::formats {
 // quantize_blocks.cc: formats that keep constants among their codes.
 struct BlockEncoder {
   std::string_view format;
-  // `blocks` blocks of format->block values to blocks of format->block_bytes.
-  void (*encode)(const float* values, int64_t blocks, std::byte* out);
+  // `blocks` blocks of format->block values to blocks of format->block_bytes. importance: null, or
+  // as many as values, which then are a whole row.
+  void (*encode)(const float* values, const float* importance, int64_t blocks, std::byte* out);
   // Values of a larger magnitude have no representation.
   float largest;
 };
 // Null if the format cannot be made.
 const BlockEncoder* FindBlockEncoder(std::string_view format);
+
+// quantize_k.cc
+std::span<const BlockEncoder> SearchingEncoders();
+void EncodeImportantQ4_0(const float* values, const float* importance, int64_t blocks,
+                         std::byte* out);
+void EncodeImportantQ4_1(const float* values, const float* importance, int64_t blocks,
+                         std::byte* out);
 
 // 8-bit codes with one scale per row. absmax: the row's largest magnitude.
 // Returns the scale.

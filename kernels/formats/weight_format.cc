@@ -2,6 +2,7 @@
 
 #include "kernels/formats/blocks.h"
 #include "kernels/formats/codebooks.h"
+#include "kernels/formats/i_quants.h"
 #include "kernels/formats/k_quants.h"
 
 namespace treadle {
@@ -77,6 +78,9 @@ constexpr WeightFormat RowInt8(WeightFormat format) {
 
 constexpr std::span<const float> kUnsigned4 = formats::kUnsigned4Codebook.values;
 
+constexpr std::span<const float> kIntegers2 = formats::kQ2_KCodebook.values;
+constexpr std::span<const float> kIntegers3 = formats::kQ3_KCodebook.values;
+
 constexpr WeightFormat kFormats[] = {
     Dense<DType::kF32>(0, "F32"),
     Dense<DType::kF16>(1, "F16"),
@@ -86,11 +90,24 @@ constexpr WeightFormat kFormats[] = {
     Coded<formats::CodesQ5_0, 32, 32>("q5_0", 6, 22),
     WithOffsets(Coded<formats::CodesQ5_1, 32, 32>("q5_1", 7, 24)),
     Coded<formats::CodesQ8_0, 32, 32>("q8_0", 8, 34),
+    WithOffsets(Coded<formats::CodesQ2_K, 256, 16>("q2_k", 10, 84, kIntegers2)),
+    Coded<formats::CodesQ3_K, 256, 16>("q3_k", 11, 110, kIntegers3),
     WithOffsets(Coded<formats::CodesQ4_K, 256, 32>("q4_k", 12, 144, kUnsigned4)),
     WithOffsets(Coded<formats::CodesQ5_K, 256, 32>("q5_k", 13, 176)),
     Coded<formats::CodesQ6_K, 256, 16>("q6_k", 14, 210),
     Coded<formats::CodesIQ4_NL, 32, 32>("iq4_nl", 20, 18, formats::kIQ4_NLCodebook.values),
+    Coded<formats::CodesIQ4_XS, 256, 32>("iq4_xs", 23, 136, formats::kIQ4_NLCodebook.values),
     Coded<formats::CodesMXFP4, 32, 32>("mxfp4", 39, 17, formats::kMXFP4Codebook.values),
+    Coded<formats::CodesNVFP4, 64, 16>("nvfp4", 40, 36, formats::kMXFP4Codebook.values),
+    Coded<formats::CodesIQ2_XXS, 256, 32>("iq2_xxs", 16, 66, formats::kIq2Codebook.values),
+    Coded<formats::CodesIQ2_XS, 256, 16>("iq2_xs", 17, 74, formats::kIq2Codebook.values),
+    Coded<formats::CodesIQ2_S, 256, 16>("iq2_s", 22, 82, formats::kIq2Codebook.values),
+    Coded<formats::CodesIQ3_XXS, 256, 32>("iq3_xxs", 18, 98, formats::kIq3XxsCodebook.values),
+    Coded<formats::CodesIQ3_S, 256, 32>("iq3_s", 21, 110, formats::kIq3SCodebook.values),
+    Coded<formats::CodesIQ1_S, 256, 32>("iq1_s", 19, 50, formats::kIq1Codebook.values),
+    Coded<formats::CodesIQ1_M, 256, 16>("iq1_m", 29, 56, formats::kIq1Codebook.values),
+    Coded<formats::CodesTQ1_0, 256, 32>("tq1_0", 34, 54, formats::kTq1Codebook.values),
+    Coded<formats::CodesTQ2_0, 256, 32>("tq2_0", 35, 66, formats::kTq2Codebook.values),
     RowInt8(Apart("int8", 8, formats::kInt8Codebook.values)),
     HighFirst(Apart("nf4", 4, formats::kNf4Codebook.values)),
     HighFirst(Apart("fp4", 4, formats::kFp4Codebook.values)),

@@ -24,10 +24,10 @@
 namespace treadle {
 
 // Integer view of one group of `group` consecutive weights: w[i] = scale * code[i] + offset.
-// Codes are small integers, so integer kernels can use them as they are: -8..7 (Q4_0), 0..15 (Q4_1,
-// Q4_K), -16..15 (Q5_0), 0..31 (Q5_1, Q5_K), -128..127 (Q8_0), -32..31 (Q6_K), what a table says
-// (IQ4_NL, MXFP4); formats without a minimum have offset 0. scale = d * sc and offset = -(dmin * m)
-// of the K types are exact in float.
+// Codes are small integers, so integer kernels can use them as they are: what
+// WeightFormat::codebook says, or -16..15 (Q5_0), 0..31 (Q5_1, Q5_K), -128..127 (Q8_0), -32..31
+// (Q6_K); formats without a minimum have offset 0. scale = d * sc and offset = -(dmin * m) of the K
+// types are exact in float.
 //
 // scale * code is exact too (at most 24 significant bits in every format here), so fma(scale, code,
 // offset) and a product followed by a sum give the same bits: one rounding, ggml's values exactly

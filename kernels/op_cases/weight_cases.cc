@@ -160,8 +160,8 @@ void AddModelMatMuls(std::vector<OpCase>& cases) {
   for (int64_t rows : {1, 8, 32, 64}) add_head("q8_0", rows);
   for (int64_t rows : {1, 32}) add_head("int8", rows);
   // Formats that 576 does not suit, or that are rarer, on a feed-forward of 1536.
-  for (std::string_view name :
-       {"q5_0", "q5_1", "q4_k", "q5_k", "q6_k", "iq4_nl", "mxfp4", "f32", "bf16", "fp8", "gptq4"}) {
+  for (std::string_view name : {"q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl",
+                                "iq4_xs", "mxfp4", "f32", "bf16", "fp8", "gptq4"}) {
     for (int64_t rows : {1, 16, 64}) {
       add(name, {.rows = rows, .cols = 1536, .outputs = {576}, .slow = rows > 1});
     }

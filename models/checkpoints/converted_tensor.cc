@@ -126,7 +126,7 @@ absl::StatusOr<ConvertedTensor> ConvertTensor(const StoredTensor& tensor,
     values = Transposed(values, source.n, source.k);
     std::swap(shape[0], shape[1]);
   }
-  auto made = Quantize(*to, values, shape[0], shape[1], parallel_for);
+  auto made = Quantize(*to, values, shape[0], shape[1], parallel_for, target.importance);
   if (!made.ok()) return named(made.status());
   if (error != nullptr) *error = Compare(values, made->source(), parallel_for);
   ConvertedTensor out;

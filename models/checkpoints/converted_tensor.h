@@ -28,6 +28,7 @@ struct TensorTarget {
   bool transposed = false;  // folders keep this matrix, if it is dense, [in, out]; else [out, in]
   bool to_gguf = false;     // which keeps every matrix [out, in]
   float more = 0;           // added to every value
+  std::vector<float> importance = {};  // of columns, for Quantize
 };
 
 struct ConvertedTensor {

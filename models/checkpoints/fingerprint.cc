@@ -120,7 +120,8 @@ absl::StatusOr<std::string> Fingerprint(const Checkpoint& checkpoint) {
                              " was replaced or written to after it was opened, expected it to ",
                              "stay as it is until it is loaded");
     }
-    if (checkpoint.kind() == Checkpoint::Kind::kGguf) return sum;
+    const bool only = checkpoint.weight_files().size() == 1;
+    if (only && checkpoint.kind() == Checkpoint::Kind::kGguf) return sum;
     all.Add(std::as_bytes(std::span(sum)));
   }
   return all.Finish();

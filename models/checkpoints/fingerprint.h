@@ -12,10 +12,10 @@
 
 namespace treadle {
 
-// 64 hexadecimal digits: the SHA-256 of the one file of a GGUF model; of a folder, of its
-// config.json and the sums of the files that hold its weights, in order; of random weights, of what
-// they are made by. InvalidArgument if a file was replaced or written to since the checkpoint was
-// opened.
+// 64 hexadecimal digits: the SHA-256 of the one file of a GGUF model; of a split one, of the
+// sums of its files, in order; of a folder, of its config.json and the sums of the files that hold
+// its weights, in order; of random weights, of what they are made by. InvalidArgument if a file was
+// replaced or written to since the checkpoint was opened.
 absl::StatusOr<std::string> Fingerprint(const Checkpoint& checkpoint);
 
 // SHA-256 of a file, and, if `state` is not null, the state in which it has that sum. A file is

@@ -60,6 +60,20 @@ std::optional<fs::path> InHubCache(const std::string& name) {
   return folder;
 }
 
+// Without the "-00001-of-00003" of a split model's part.
+std::string WithoutPart(std::string name) {
+  constexpr std::string_view kPart = "-#####-of-#####";  // '#': a digit
+  if (name.size() <= kPart.size()) return name;
+  const size_t begin = name.size() - kPart.size();
+  for (size_t i = 0; i < kPart.size(); ++i) {
+    const char c = name[begin + i];
+    if (kPart[i] == '#' ? std::isdigit(static_cast<unsigned char>(c)) == 0 : c != kPart[i]) {
+      return name;
+    }
+  }
+  return name.substr(0, begin);
+}
+
 }  // namespace
 
 std::string ModelNameOf(const std::string& path) {
@@ -67,7 +81,8 @@ std::string ModelNameOf(const std::string& path) {
   fs::path whole = fs::absolute(path, error).lexically_normal();
   if (whole.filename().empty()) whole = whole.parent_path();
   if (!fs::is_directory(whole, error)) {
-    return whole.extension() == ".gguf" ? whole.stem().string() : whole.filename().string();
+    return whole.extension() == ".gguf" ? WithoutPart(whole.stem().string())
+                                        : whole.filename().string();
   }
   const std::string repository = whole.parent_path().parent_path().filename().string();
   if (whole.parent_path().filename() == "snapshots" && repository.starts_with(kRepository)) {

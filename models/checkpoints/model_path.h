@@ -12,7 +12,8 @@ namespace treadle {
 // Bytes of a model's name in messages, labels and reports: whoever made the file chose it.
 inline constexpr size_t kLongestModelName = 200;
 
-// The model's name as its user would type it: a file's without ".gguf", a folder's own, and of a
+// The model's name as its user would type it: a file's without ".gguf" and the
+// number of its part, a folder's own, and of a
 // folder in the cache of Hugging Face's hub (models--ORG--NAME/snapshots/COMMIT) "ORG/NAME".
 std::string ModelNameOf(const std::string& path);
 

@@ -8,6 +8,7 @@
 #include "base/status.h"
 #include "models/architectures/architecture.h"
 #include "models/checkpoints/checkpoint.h"
+#include "models/checkpoints/weight_mixtures.h"
 
 namespace treadle {
 namespace {
@@ -47,11 +48,13 @@ absl::StatusOr<WeightPlan> WeightPlan::Parse(std::string_view text) {
     if (named && entry.pattern.empty()) {
       return InvalidArgument(Quoted(part), ": expected part of a tensor's name before '='");
     }
-    if (format != "keep") {
+    if (!named) entry.mixture = FindMixture(format);
+    if (entry.mixture == nullptr && format != "keep") {
       auto spec = ParseQuantizeSpec(format);
       if (!spec.ok()) {
         const std::string message(spec.status().message());  // names the format
-        return InvalidArgument(named ? Str(Quoted(part), ": ", message) : message);
+        if (!named) return InvalidArgument(message, ", or a mixture: ", MixtureNames());
+        return InvalidArgument(Quoted(part), ": ", message);
       }
       entry.spec = *std::move(spec);
     }
@@ -62,6 +65,9 @@ absl::StatusOr<WeightPlan> WeightPlan::Parse(std::string_view text) {
 
 bool WeightPlan::Matches(const Entry& entry, std::string_view tensor, bool tied_head) {
   const MatrixRole role = RoleOf(tensor);
+  if (entry.mixture != nullptr && (role == MatrixRole::kEmbedding || role == MatrixRole::kHead)) {
+    return true;
+  }
   if (entry.pattern.empty()) return role == MatrixRole::kLayer;
   if (entry.pattern == "embedding" && role == MatrixRole::kEmbedding) return true;
   if (entry.pattern == "lm_head" &&
@@ -72,11 +78,32 @@ bool WeightPlan::Matches(const Entry& entry, std::string_view tensor, bool tied_
   return tensor.find(entry.pattern) != std::string_view::npos;
 }
 
-const QuantizeSpec* WeightPlan::For(std::string_view tensor, bool tied_head) const {
+const WeightPlan::Entry* WeightPlan::Find(std::string_view tensor, bool tied_head) const {
   for (auto entry = entries_.rbegin(); entry != entries_.rend(); ++entry) {
-    if (Matches(*entry, tensor, tied_head)) return entry->spec ? &*entry->spec : nullptr;
+    if (Matches(*entry, tensor, tied_head)) return &*entry;
   }
   return nullptr;
+}
+
+const QuantizeSpec* WeightPlan::For(std::string_view tensor, bool tied_head) const {
+  const Entry* const entry = Find(tensor, tied_head);
+  return entry != nullptr && entry->spec ? &*entry->spec : nullptr;
+}
+
+const QuantizeSpec* WeightPlan::For(const StoredTensor& tensor,
+                                    const Checkpoint& checkpoint) const {
+  const ModelConfig& config = checkpoint.config();
+  const Entry* const entry = Find(tensor.name, config.tied_head);
+  if (entry == nullptr || (!entry->spec && entry->mixture == nullptr)) return nullptr;
+  const bool turned = checkpoint.kind() == Checkpoint::Kind::kHuggingFace &&
+                      TransposedInFolder(config, tensor) && !tensor.format->apart();
+  const int64_t k = turned ? tensor.shape[0] : tensor.shape.back();
+  if (entry->spec) return &Fitting(*entry->spec, k);
+  const TensorName name =
+      ParseTensorName(ArchitectureOf(config), checkpoint.kind(), tensor.name, &config);
+  if (name.row == nullptr) return nullptr;
+  const int64_t layer = name.layer.empty() ? 0 : std::stoll(std::string(name.layer));
+  return &Fitting(SpecNamed(FormatIn(*entry->mixture, config, name.row->part, layer)), k);
 }
 
 absl::Status WeightPlan::CheckAgainst(const Checkpoint& checkpoint) const {
@@ -96,7 +123,7 @@ uint64_t WeightPlan::EstimateBytes(const Checkpoint& checkpoint) const {
   double bytes = 0;
   for (const StoredTensor& tensor : checkpoint.tensors()) {
     const bool matrix = tensor.shape.size() == 2;
-    const QuantizeSpec* to = matrix ? For(tensor.name, checkpoint.config().tied_head) : nullptr;
+    const QuantizeSpec* to = matrix ? For(tensor, checkpoint) : nullptr;
     if (to == nullptr) {
       bytes += static_cast<double>(tensor.bytes + tensor.constant_bytes);
       continue;
@@ -116,7 +143,7 @@ std::string WeightPlan::Notice(const Checkpoint& checkpoint) const {
   std::set<std::string_view> from;
   for (const StoredTensor& tensor : checkpoint.tensors()) {
     if (tensor.shape.size() != 2) continue;
-    const QuantizeSpec* to = For(tensor.name, checkpoint.config().tied_head);
+    const QuantizeSpec* to = For(tensor, checkpoint);
     const bool dense = !tensor.format->apart() && tensor.format->block == 1;
     if (to == nullptr || dense || to->format == tensor.format) continue;
     ++count;

@@ -6,6 +6,7 @@
 //   int8,blk.0.=keep         the first layer stays as stored
 //   embedding=q8_0           nothing but the token embedding
 //   q8_0,experts=nf4         the experts' matrices in fewer bits than the others
+//   q4_k_m                   every matrix, embedding and head too, as llama-quantize mixes formats
 //
 // Names before '=': part of a tensor's name, or `lm_head`, `embedding` or `experts` whatever the
 // file calls them (a matrix that is both answers to both). Later entries win. Formats are those of
@@ -27,6 +28,7 @@
 namespace treadle {
 
 class Checkpoint;
+struct Mixture;
 struct ModelConfig;
 struct StoredTensor;
 
@@ -39,7 +41,11 @@ class WeightPlan {
   bool empty() const { return entries_.empty(); }
   const std::string& text() const { return text_; }
 
-  // The format to make of a matrix; null: as stored. `tied_head`: the embedding is the head too.
+  // The format to make of a matrix of the checkpoint; null: as stored. Where the columns are no
+  // multiple of a format's block, that of GGUF which llama-quantize takes then.
+  const QuantizeSpec* For(const StoredTensor& tensor, const Checkpoint& checkpoint) const;
+  // The same by the name alone, where no mixture is in the plan. `tied_head`: the embedding is the
+  // head too.
   const QuantizeSpec* For(std::string_view tensor, bool tied_head) const;
 
   // Errors: an entry that no matrix of the checkpoint answers to.
@@ -53,11 +59,13 @@ class WeightPlan {
   struct Entry {
     std::string text;
     std::string pattern;               // empty: the matrices of linear layers
-    std::optional<QuantizeSpec> spec;  // unset: keep
+    std::optional<QuantizeSpec> spec;  // unset: keep, or a mixture
+    const Mixture* mixture = nullptr;
   };
   std::string text_;
   std::vector<Entry> entries_;
 
+  const Entry* Find(std::string_view tensor, bool tied_head) const;
   static bool Matches(const Entry& entry, std::string_view tensor, bool tied_head);
 };
 

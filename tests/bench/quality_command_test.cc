@@ -121,8 +121,9 @@ TEST_F(QualityCommand, LogProbabilitiesAddUpToThePerplexity) {
 TEST_F(QualityCommand, QuantizeReportsOutlierFeatures) {
   NEEDS_DEFAULT_MODEL(model);
   const std::string out = folder_ / "out.gguf";
-  ExpectRefused({"quantize", model, out, "--weights", "keep", "--calibration-text", Licence()},
-                "--calibration-text is for --report or --json");
+  ExpectRefused(
+      {"quantize", model, folder_ / "out", "--weights", "keep", "--calibration-text", Licence()},
+      "--calibration-text is for an OUT that ends in .gguf, --report or --json");
   ExpectRefused({"quantize", model, out, "--weights", "keep", "--report", "--calibration-text",
                  folder_ / "none.txt"},
                 "none.txt: cannot be read");

@@ -4,9 +4,18 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "base/status.h"
 #include "models/architectures/architecture.h"
+#include "models/checkpoints/checkpoint.h"
 #include "tests/models/checkpoints/scratch_checkpoint.h"
 #include "tests/models/teacher_forcing.h"
+#include "tests/support/test_folder.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {
@@ -20,6 +29,55 @@ std::string FormatOf(const std::string& plan, const std::string& tensor, bool ti
   if (!parsed.ok()) return "";
   const QuantizeSpec* spec = parsed->For(tensor, tied);
   return spec == nullptr ? "keep" : spec->name;
+}
+
+// Against llama-quantize itself (tests/oracles/make_mixture_oracles.py).
+TEST(WeightPlanTest, MixturesAreLlamaQuantizes) {
+  const auto oracle =
+      nlohmann::json::parse(std::ifstream(TREADLE_TESTDATA "/mixture_oracles.json"));
+  const TestFolder folder;
+  std::map<std::string, std::unique_ptr<Checkpoint>> models;  // by shape
+  for (const auto& [mixture, shapes] : oracle.items()) {
+    const WeightPlan plan = WeightPlan::Parse(mixture).value();
+    for (const auto& [shape, types] : shapes.items()) {
+      SCOPED_TRACE(mixture + ": " + shape);
+      TinyModelOptions options = {.tokenizer = false};
+      int tied = 0;
+      std::istringstream(shape) >> options.layers >> options.heads >> options.kv_heads >>
+          options.hidden >> tied;
+      options.ffn_hidden = 2 * options.hidden;
+      options.tied_head = tied != 0;
+      std::unique_ptr<Checkpoint>& checkpoint = models[shape];
+      if (checkpoint == nullptr) {
+        const std::string path = WriteTinyLlamaGguf(folder.Folder(shape), options).value();
+        checkpoint = Checkpoint::Open(path).value();
+      }
+      const auto format = [&](const std::string& tensor) -> std::string {
+        const StoredTensor* const stored = checkpoint->Find(tensor);
+        if (stored == nullptr) return "";
+        const QuantizeSpec* const to = plan.For(*stored, *checkpoint);
+        return to == nullptr ? "keep" : to->name;
+      };
+      EXPECT_EQ(format("token_embd.weight"), types[0].get<std::string>());
+      EXPECT_EQ(format("output.weight"), types[1].get<std::string>());
+      for (int64_t layer = 0; layer < options.layers; ++layer) {
+        std::string found;
+        for (const char* name :
+             {"attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"}) {
+          found += (found.empty() ? "" : " ") + format(Str("blk.", layer, ".", name, ".weight"));
+        }
+        EXPECT_EQ(found, types[2 + layer].get<std::string>()) << layer;
+      }
+    }
+  }
+  EXPECT_EQ(oracle.size(), 3u);
+}
+
+TEST(WeightPlanTest, AMixtureIsOfTheWholeModel) {
+  EXPECT_THAT(std::string(WeightPlan::Parse("q4_k_x").status().message()),
+              HasSubstr("or a mixture: q3_k_m, q4_k_m, q5_k_m"));
+  EXPECT_THAT(std::string(WeightPlan::Parse("attn_q=q4_k_m").status().message()),
+              HasSubstr("'attn_q=q4_k_m': cannot make weights 'q4_k_m'"));
 }
 
 TEST(WeightPlanTest, TheTableOfMeanings) {

@@ -3,7 +3,8 @@
 //
 // A layout has kBytes per run of kBlocks blocks; its functions take the run and the block's place
 // in it. Codes are code + kZero; kWide: they exceed 15. kHalves: one scale per 16 k instead of 32.
-// kOffset: the format has minima. kPacked: read from memory, worth prefetching.
+// kOffsets: how many minima a block has, at most one for each scale. kPacked: read from memory,
+// worth prefetching.
 //
 // For sources that are compiled once per instruction set (see simd.h).
 #pragma once
@@ -24,12 +25,12 @@ template <int64_t kCodeBytes, int kFirst, bool kMinimum>
 struct OneBlock {
   static constexpr int64_t kBytes = kCodeBytes + (kMinimum ? 64 : 32), kBlocks = 1;
   static constexpr int kZero = kFirst;
-  static constexpr bool kWide = kCodeBytes > 256, kHalves = false, kOffset = kMinimum;
-  static constexpr bool kPacked = true;
+  static constexpr bool kWide = kCodeBytes > 256, kHalves = false, kPacked = true;
+  static constexpr int kOffsets = kMinimum ? 1 : 0;
   TREADLE_SIMD static Vec Scale(const uint8_t* p, int64_t, int) {
     return Load(Halves(p + kCodeBytes));
   }
-  TREADLE_SIMD static Vec Offset(const uint8_t* p, int64_t) {
+  TREADLE_SIMD static Vec Offset(const uint8_t* p, int64_t, int) {
     return Load(Halves(p + kCodeBytes + 32));
   }
 };
@@ -68,20 +69,37 @@ struct Q5Layout : OneBlock<320, kMinimum ? 0 : 16, kMinimum> {
   }
 };
 
-// The K types: the codes of eight blocks, 32 bytes of integer scales for each, f16 constants.
-template <int64_t kCodeBytes>
+// IQ4_NL's and IQ4_XS's codes.
+template <int I>
+TREADLE_SIMD void Iq4Pair(const uint8_t* p, Codes<true>& low, Codes<true>& high) {
+  Codes<false> low_nibbles, high_nibbles;
+  LoadNibbles(p + 64 * I, low_nibbles, high_nibbles);
+  low = LookUp(kIq4Bytes, low_nibbles);
+  high = LookUp(kIq4Bytes, high_nibbles);
+}
+
+struct Iq4Layout : OneBlock<256, 128, false> {
+  static constexpr bool kWide = true;
+  template <int I>
+  TREADLE_SIMD static void Pair(const uint8_t* p, int64_t, Codes<true>& low, Codes<true>& high) {
+    Iq4Pair<I>(p, low, high);
+  }
+};
+
+// The K types: the codes of eight blocks, bytes of integer scales for each, f16 constants.
+template <int64_t kCodeBytes, int64_t kScaleBytes = 32, int64_t kConstantBytes = 64>
 struct KRun {
   static constexpr int64_t kBlocks = 8;
-  static constexpr int64_t kBytes = kBlocks * (kCodeBytes + 32) + 64;
+  static constexpr int64_t kBytes = kBlocks * (kCodeBytes + kScaleBytes) + kConstantBytes;
   static constexpr bool kPacked = true;
   TREADLE_SIMD static const uint8_t* CodesOf(const uint8_t* p, int64_t block) {
     return p + block * kCodeBytes;
   }
   TREADLE_SIMD static const uint8_t* Scales(const uint8_t* p, int64_t block) {
-    return p + kBlocks * kCodeBytes + 32 * block;
+    return p + kBlocks * kCodeBytes + kScaleBytes * block;
   }
   TREADLE_SIMD static const uint16_t* Constants(const uint8_t* p) {
-    return Halves(p + kBlocks * (kCodeBytes + 32));
+    return Halves(p + kBlocks * (kCodeBytes + kScaleBytes));
   }
 };
 
@@ -89,11 +107,12 @@ struct KRun {
 template <typename Run>
 struct KPairs : Run {
   static constexpr int kZero = 0;
-  static constexpr bool kHalves = false, kOffset = true;
+  static constexpr bool kHalves = false;
+  static constexpr int kOffsets = 1;
   TREADLE_SIMD static Vec Scale(const uint8_t* p, int64_t block, int) {
     return Mul(Load(Run::Constants(p)), LoadUnsigned(Run::Scales(p, block)));
   }
-  TREADLE_SIMD static Vec Offset(const uint8_t* p, int64_t block) {
+  TREADLE_SIMD static Vec Offset(const uint8_t* p, int64_t block, int) {
     return Mul(Load(Run::Constants(p) + kLanes), LoadUnsigned(Run::Scales(p, block) + kLanes));
   }
 };
@@ -118,7 +137,8 @@ struct Q5KLayout : KPairs<KRun<320>> {
 
 struct Q6KLayout : KRun<384> {
   static constexpr int kZero = 32;
-  static constexpr bool kWide = true, kHalves = true, kOffset = false;
+  static constexpr bool kWide = true, kHalves = true;
+  static constexpr int kOffsets = 0;
   template <int I>
   TREADLE_SIMD static void Pair(const uint8_t* p, int64_t block, Codes<true>& low,
                                 Codes<true>& high) {
@@ -133,15 +153,67 @@ struct Q6KLayout : KRun<384> {
   }
 };
 
+// Planes of two bits: of dwords I and I + 4.
+template <int I>
+TREADLE_SIMD void TwoBitPair(const uint8_t* p, Codes<false>& low, Codes<false>& high) {
+  low = LoadBits<2, 2 * I, 0>(p);
+  high = LoadBits<2, 2 * I, 0>(p + 64);
+}
+
+struct Q2KLayout : KRun<128> {
+  static constexpr int kZero = 0, kOffsets = 2;
+  static constexpr bool kWide = false, kHalves = true;
+  template <int I>
+  TREADLE_SIMD static void Pair(const uint8_t* p, int64_t block, Codes<false>& low,
+                                Codes<false>& high) {
+    TwoBitPair<I>(CodesOf(p, block), low, high);
+  }
+  TREADLE_SIMD static Vec Scale(const uint8_t* p, int64_t block, int half) {
+    return Mul(Load(Constants(p)), LoadNibblesAt<0>(Scales(p, block) + kLanes * half));
+  }
+  TREADLE_SIMD static Vec Offset(const uint8_t* p, int64_t block, int half) {
+    return Mul(Load(Constants(p) + kLanes), LoadNibblesAt<4>(Scales(p, block) + kLanes * half));
+  }
+};
+
+struct Q3KLayout : KRun<192> {
+  static constexpr int kZero = 4, kOffsets = 0;
+  static constexpr bool kWide = false, kHalves = true;
+  template <int I>
+  TREADLE_SIMD static void Pair(const uint8_t* p, int64_t block, Codes<false>& low,
+                                Codes<false>& high) {
+    const uint8_t* codes = CodesOf(p, block);
+    TwoBitPair<I>(codes, low, high);
+    low = Or(low, LoadBits<1, I, 2>(codes + 128));
+    high = Or(high, LoadBits<1, I + 4, 2>(codes + 128));
+  }
+  TREADLE_SIMD static Vec Scale(const uint8_t* p, int64_t block, int half) {
+    return Mul(Load(Constants(p)), LoadSigned(Scales(p, block) + kLanes * half));
+  }
+};
+
+struct Iq4XsLayout : KRun<256, 16, 32> {
+  static constexpr int kZero = 128, kOffsets = 0;
+  static constexpr bool kWide = true, kHalves = false;
+  template <int I>
+  TREADLE_SIMD static void Pair(const uint8_t* p, int64_t block, Codes<true>& low,
+                                Codes<true>& high) {
+    Iq4Pair<I>(CodesOf(p, block), low, high);
+  }
+  TREADLE_SIMD static Vec Scale(const uint8_t* p, int64_t block, int) {
+    return Mul(Load(Constants(p)), LoadSigned(Scales(p, block)));
+  }
+};
+
 // A tile's blocks, unpacked: 8 x 16 dwords, f32 scale[16] (two of them if kHalves), f32 offset[16]
-// (if kOffset). `Packed` says which, and what the codes are.
+// (kOffsets of them). `Packed` says which, and what the codes are.
 template <typename Packed>
 struct TileLayout {
   static constexpr bool kWide = Packed::kWide, kHalves = Packed::kHalves;
-  static constexpr bool kOffset = Packed::kOffset, kPacked = false;
-  static constexpr int kZero = Packed::kZero;
+  static constexpr bool kPacked = false;
+  static constexpr int kZero = Packed::kZero, kOffsets = Packed::kOffsets;
   static constexpr int64_t kOffsetAt = kHalves ? 640 : 576;
-  static constexpr int64_t kBytes = kOffsetAt + (kOffset ? 64 : 0), kBlocks = 1;
+  static constexpr int64_t kBytes = kOffsetAt + 64 * kOffsets, kBlocks = 1;
   template <int I>
   TREADLE_SIMD static void Pair(const uint8_t* p, int64_t, Codes<kWide>& low, Codes<kWide>& high) {
     low = LoadCodes<kWide>(p + 64 * I);
@@ -150,18 +222,37 @@ struct TileLayout {
   TREADLE_SIMD static Vec Scale(const uint8_t* p, int64_t, int half) {
     return Load(Floats(p + 512 + 64 * half));
   }
-  TREADLE_SIMD static Vec Offset(const uint8_t* p, int64_t) { return Load(Floats(p + kOffsetAt)); }
+  TREADLE_SIMD static Vec Offset(const uint8_t* p, int64_t, int half) {
+    return Load(Floats(p + kOffsetAt + 64 * half));
+  }
 };
 
 // Codes of any format lie in memory as in a tile.
 struct AnyCodes {
-  static constexpr bool kWide = true, kHalves = true, kOffset = true;
-  static constexpr int kZero = 128;
+  static constexpr bool kWide = true, kHalves = true;
+  static constexpr int kZero = 128, kOffsets = 2;
 };
 struct BytesLayout : TileLayout<AnyCodes> {
   static constexpr bool kPacked = true;
 };
 static_assert(BytesLayout::kBytes == kBytesBlock);
+
+// Nibbles of any format, and what they stand for.
+struct TableLayout {
+  static constexpr bool kWide = true, kHalves = true, kPacked = true;
+  static constexpr int kZero = 128, kOffsets = 0;
+  static constexpr int64_t kBytes = kTableBlock, kBlocks = 1;
+  template <int I>
+  TREADLE_SIMD static void Pair(const uint8_t* p, int64_t, Codes<true>& low, Codes<true>& high) {
+    Codes<false> low_nibbles, high_nibbles;
+    LoadNibbles(p + 64 * I, low_nibbles, high_nibbles);
+    low = LookUp(p + kTableAt, low_nibbles);
+    high = LookUp(p + kTableAt, high_nibbles);
+  }
+  TREADLE_SIMD static Vec Scale(const uint8_t* p, int64_t, int half) {
+    return Load(Floats(p + 256 + 64 * half));
+  }
+};
 
 // Calls body.template operator()<Layout>() with the layout of `kind`; false if it is not one of
 // blocks.
@@ -178,12 +269,22 @@ inline bool WithBlockLayout(PackKind kind, Body body) {
       return body.template operator()<Q5Layout<true>>(), true;
     case PackKind::kQ8_0:
       return body.template operator()<Q8Layout>(), true;
+    case PackKind::kQ2_K:
+      return body.template operator()<Q2KLayout>(), true;
+    case PackKind::kQ3_K:
+      return body.template operator()<Q3KLayout>(), true;
+    case PackKind::kIq4Nl:
+      return body.template operator()<Iq4Layout>(), true;
+    case PackKind::kIq4Xs:
+      return body.template operator()<Iq4XsLayout>(), true;
     case PackKind::kQ4_K:
       return body.template operator()<Q4KLayout>(), true;
     case PackKind::kQ5_K:
       return body.template operator()<Q5KLayout>(), true;
     case PackKind::kQ6_K:
       return body.template operator()<Q6KLayout>(), true;
+    case PackKind::kTable:
+      return body.template operator()<TableLayout>(), true;
     case PackKind::kBytes:
       return body.template operator()<BytesLayout>(), true;
     default:
@@ -222,8 +323,12 @@ TREADLE_SIMD void UnpackBlockWith(const uint8_t* group, int64_t block, uint8_t* 
   auto* constants = reinterpret_cast<float*>(tile + 8 * kDwordBytes);
   Store(constants, Packed::Scale(run, place, 0));
   if constexpr (Packed::kHalves) Store(constants + kLanes, Packed::Scale(run, place, 1));
-  if constexpr (Packed::kOffset) {
-    Store(constants + (Packed::kHalves ? 2 : 1) * kLanes, Packed::Offset(run, place));
+  constexpr int kScales = Packed::kHalves ? 2 : 1;
+  if constexpr (Packed::kOffsets > 0) {
+    Store(constants + kScales * kLanes, Packed::Offset(run, place, 0));
+  }
+  if constexpr (Packed::kOffsets > 1) {
+    Store(constants + (kScales + 1) * kLanes, Packed::Offset(run, place, 1));
   }
 }
 

@@ -53,14 +53,24 @@ template <bool kWide>
 TREADLE_SIMD void StoreCodes(uint8_t* p, Codes<kWide> codes) {
   _mm512_storeu_si512(p, codes.v);
 }
+// kBits bits of every byte at `plane`, from bit kFrom on, moved to bit kTo; the other bits are 0.
+template <int kBits, int kFrom, int kTo>
+TREADLE_SIMD Codes<false> LoadBits(const uint8_t* plane) {
+  __m512i bits = _mm512_loadu_si512(plane);
+  if constexpr (kFrom < kTo) bits = _mm512_slli_epi16(bits, kTo - kFrom);
+  if constexpr (kFrom > kTo) bits = _mm512_srli_epi16(bits, kFrom - kTo);
+  return {_mm512_and_si512(bits, _mm512_set1_epi8(((1 << kBits) - 1) << kTo))};
+}
+TREADLE_SIMD Codes<false> Or(Codes<false> a, Codes<false> b) { return {_mm512_or_si512(a.v, b.v)}; }
 // Nibbles with kBits more bits on top of each: bit kShift.. of every byte at `plane`.
 template <int kBits, int kShift>
 TREADLE_SIMD Codes<true> AddUpperBits(Codes<false> nibbles, const uint8_t* plane) {
-  __m512i bits = _mm512_loadu_si512(plane);
-  if constexpr (kShift < 4) bits = _mm512_slli_epi16(bits, 4 - kShift);
-  if constexpr (kShift > 4) bits = _mm512_srli_epi16(bits, kShift - 4);
-  const __m512i mask = _mm512_set1_epi8(((1 << kBits) - 1) << 4);
-  return {_mm512_or_si512(nibbles.v, _mm512_and_si512(bits, mask))};
+  return {Or(nibbles, LoadBits<kBits, kShift, 4>(plane)).v};
+}
+// The bytes of a table of 16 that nibbles choose.
+TREADLE_SIMD Codes<true> LookUp(const uint8_t* table, Codes<false> nibbles) {
+  const __m128i values = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
+  return {_mm512_shuffle_epi8(_mm512_broadcast_i32x4(values), nibbles.v)};
 }
 // Dots that begin at -zero * sum: what codes that are stored as code + zero have too much.
 template <bool kWide, int kZero>
@@ -147,13 +157,31 @@ TREADLE_SIMD void StoreCodes(uint8_t* p, Codes<true> codes) {
   StoreBytes(p, _mm256_or_si256(codes.lo, _mm256_slli_epi16(codes.upper_lo, 4)));
   StoreBytes(p + 32, _mm256_or_si256(codes.hi, _mm256_slli_epi16(codes.upper_hi, 4)));
 }
+template <int kBits, int kFrom, int kTo>
+TREADLE_SIMD Codes<false> LoadBits(const uint8_t* plane) {
+  const auto bits = [](const uint8_t* p) {
+    __m256i moved = LoadBytes(p);
+    if constexpr (kFrom < kTo) moved = _mm256_slli_epi16(moved, kTo - kFrom);
+    if constexpr (kFrom > kTo) moved = _mm256_srli_epi16(moved, kFrom - kTo);
+    return _mm256_and_si256(moved, _mm256_set1_epi8(((1 << kBits) - 1) << kTo));
+  };
+  return {bits(plane), bits(plane + 32)};
+}
+TREADLE_SIMD Codes<false> Or(Codes<false> a, Codes<false> b) {
+  return {_mm256_or_si256(a.lo, b.lo), _mm256_or_si256(a.hi, b.hi)};
+}
 template <int kBits, int kShift>
 TREADLE_SIMD Codes<true> AddUpperBits(Codes<false> nibbles, const uint8_t* plane) {
-  const auto bits = [](const uint8_t* p) {
-    const __m256i shifted = _mm256_srli_epi16(LoadBytes(p), kShift);
-    return _mm256_and_si256(shifted, _mm256_set1_epi8((1 << kBits) - 1));
-  };
-  return {nibbles.lo, nibbles.hi, bits(plane), bits(plane + 32)};
+  const Codes<false> upper = LoadBits<kBits, kShift, 0>(plane);
+  return {nibbles.lo, nibbles.hi, upper.lo, upper.hi};
+}
+TREADLE_SIMD Codes<true> LookUp(const uint8_t* table, Codes<false> nibbles) {
+  const __m256i values =
+      _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
+  const __m256i low = LowNibbles(values);
+  const __m256i high = HighNibbles(values);
+  return {_mm256_shuffle_epi8(low, nibbles.lo), _mm256_shuffle_epi8(low, nibbles.hi),
+          _mm256_shuffle_epi8(high, nibbles.lo), _mm256_shuffle_epi8(high, nibbles.hi)};
 }
 template <bool kWide, int kZero>
 TREADLE_SIMD Dots<kWide> BeginDots(int32_t) {

@@ -75,12 +75,16 @@ TREADLE_SIMD void BeginBlock(const ActivationBlock* blocks, int64_t stride, int 
 template <typename Layout, int R, int G>
 TREADLE_SIMD void AddOffsets(const uint8_t* const (&w)[G], int64_t place,
                              const ActivationBlock* blocks, int64_t stride, Vec (&sums)[R][G]) {
+#pragma GCC unroll 2
+  for (int part = 0; part < Layout::kOffsets; ++part) {
 #pragma GCC unroll 8
-  for (int g = 0; g < G; ++g) {
-    const Vec offset = Layout::Offset(w[g], place);
+    for (int g = 0; g < G; ++g) {
+      const Vec offset = Layout::Offset(w[g], place, part);
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      sums[r][g] = Fma(offset, Broadcast(blocks[r * stride].scaled_sum), sums[r][g]);
+      for (int r = 0; r < R; ++r) {
+        const float sum = ScaledSum<Layout::kOffsets>(blocks[r * stride], part);
+        sums[r][g] = Fma(offset, Broadcast(sum), sums[r][g]);
+      }
     }
   }
 }
@@ -142,7 +146,9 @@ TREADLE_LOOP void RunBlocks(const MatMulInput& input, const MatMulShare& share, 
     AddHalf<Layout, P, R, G>(w, place, 0, blocks, stride, dots, sums);
     if constexpr (Layout::kHalves)
       AddHalf<Layout, P, R, G>(w, place, 1, blocks, stride, upper, sums);
-    if constexpr (Layout::kOffset) AddOffsets<Layout, R, G>(w, place, blocks, stride, sums);
+    if constexpr (Layout::kOffsets > 0) {
+      AddOffsets<Layout, R, G>(w, place, blocks, stride, sums);
+    }
     x += kActivationBytes<P> * kBlockValues;
     ++blocks;
     if (place == Layout::kBlocks - 1) {

@@ -7,8 +7,8 @@ namespace {
 
 template <bool kZeros>
 struct CodebookLayout {
-  static constexpr int kZero = 0;
-  static constexpr bool kHalves = false, kOffset = kZeros;
+  static constexpr int kZero = 0, kOffsets = kZeros ? 1 : 0;
+  static constexpr bool kHalves = false;
 };
 
 constexpr int64_t kLinePrefetch = 2048;

@@ -19,9 +19,13 @@ void DecodeBlocks(const uint8_t* group, int64_t begin, int64_t end, float* tile)
   for (int64_t b = begin; b < end; ++b) {
     UnpackBlock<Packed>(group, b, bytes);
     const Vec zero = Broadcast(static_cast<float>(Packed::kZero));
-    const Vec offset = Packed::kOffset ? Layout::Offset(bytes, 0) : Zero();
     for (int dword = 0; dword < 8; ++dword) {
-      const Vec scale = Layout::Scale(bytes, 0, Packed::kHalves ? dword / 4 : 0);
+      const int half = dword / 4;
+      const Vec scale = Layout::Scale(bytes, 0, Packed::kHalves ? half : 0);
+      Vec offset = Zero();
+      if constexpr (Packed::kOffsets > 0) {
+        offset = Layout::Offset(bytes, 0, Packed::kOffsets > 1 ? half : 0);
+      }
 #pragma GCC unroll 4
       for (int byte = 0; byte < 4; ++byte, tile += kLanes) {
         Store(tile, Fma(scale, Sub(ByteLane(bytes + 64 * dword, byte), zero), offset));

@@ -16,9 +16,20 @@
 //                       dword 4 + i), 32 bytes for each of the eight (scale[16] and minimum[16], or
 //                       the scale[16] of both halves), then f16 d[16] and -dmin[16], or d[16] and
 //                       32 bytes of nothing: 2368, 2880 or 3392 bytes.
-//   kBytes              inline formats without a layout of their own. Per 32 k: 8 x 16 dwords of
-//                       code + 128, f32 scale[16] of the first 16 k, scale[16] of the others, and
-//                       offset[16]: 704 bytes.
+//   kQ2_K, kQ3_K        as these: 128 bytes of a block's bit pairs (bits 2i.. of a byte belong to
+//                       dword i, of the second 64 to dword 4 + i), of kQ3_K 64 bytes of third bits
+//                       (as kQ5_0's fifth); 32 bytes of scale | minimum << 4 or of scales, for both
+//                       halves; d[16] and -dmin[16] or nothing: 1344 or 1856 bytes.
+//   kIq4Nl, kIq4Xs      nibbles as kQ4_0's and kQ4_K's, of IQ4_NL's codes; kIq4Xs has signed
+//                       scale[16] for each block and d[16]: 288 and 2208 bytes.
+//   kTable              inline formats without a layout of their own, which have sixteen integers
+//   and
+//                       no offsets, where kCodes4 does not take them. Per 32 k: nibbles as kQ4_0's,
+//                       f32 scale[16] of the first 16 k, scale[16] of the others, and the integers
+//                       plus 128 in 16 bytes: 400 bytes.
+//   kBytes              other inline formats. Per 32 k: 8 x 16 dwords of code + 128, f32 scale[16]
+//   of
+//                       the first 16 k, scale[16] of the others, and offsets likewise: 768 bytes.
 //   kRowInt8            dwords of code + 128 (k padded to whole blocks of 32), f32 scale[16].
 //   kCodes4, kCodes8    per unit (so many k of each row share a scale): f32 scale[16], f32 zero[16]
 //                       if the matrix has zeros, then dwords of 8 nibbles (the low ones are four
@@ -67,6 +78,11 @@ enum class PackKind : uint8_t {
   kQ4_K,
   kQ5_K,
   kQ6_K,
+  kQ2_K,
+  kQ3_K,
+  kIq4Nl,
+  kIq4Xs,
+  kTable,
   kBytes,
   kRowInt8,
   kCodes4,
@@ -89,10 +105,15 @@ constexpr bool HasCodes(PackKind kind) {
 constexpr bool HasTiles(PackKind kind) {
   return kind == PackKind::kQ4_0 || kind == PackKind::kQ4_1 || kind == PackKind::kQ5_0 ||
          kind == PackKind::kQ5_1 || kind == PackKind::kQ8_0 || kind == PackKind::kQ4_K ||
-         kind == PackKind::kQ5_K;
+         kind == PackKind::kQ5_K || kind == PackKind::kIq4Nl || kind == PackKind::kIq4Xs;
 }
 
-inline constexpr int64_t kBytesBlock = 704;
+inline constexpr int64_t kBytesBlock = 768;
+inline constexpr int64_t kTableBlock = 400, kTableAt = 384;
+
+// The integers of IQ4_NL's and IQ4_XS's codes, plus 128.
+inline constexpr uint8_t kIq4Bytes[16] = {1,   24,  45,  63,  79,  93,  106, 118,
+                                          129, 141, 153, 166, 181, 197, 217, 241};
 
 // Places of a block of kWords.
 inline constexpr int64_t kPackedNibblesAt = 512;

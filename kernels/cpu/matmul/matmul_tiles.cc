@@ -27,7 +27,7 @@ constexpr int kActivationTile = 4, kCodeTile = 6;
 template <typename Packed>
 struct CodeTile {
   static constexpr int64_t kScales = 512;
-  static constexpr int64_t kBytes = kScales + (Packed::kOffset ? 128 : 64);
+  static constexpr int64_t kBytes = kScales + 64 * (1 + Packed::kOffsets);
   static_assert(kGroupsAtOnce * kTileBlocks * kBytes <= kTileBytes);
 
   TREADLE_SIMD static void Unpack(const uint8_t* group, int64_t block, uint8_t* tile) {
@@ -73,7 +73,7 @@ TREADLE_SIMD void AddRows(const Place& at, const TileDots& dots, Sums& sums) {
     };
     const Vec dot = P == 1 ? plane(0) : Fma(plane(1), Broadcast(128.0f), plane(0));
     Vec sum = Fma(dot, Mul(scale, Broadcast(at.row_scales[r])), {sums[r]});
-    if constexpr (Packed::kOffset) {
+    if constexpr (Packed::kOffsets > 0) {
       sum = Fma(Load(at.scales + kLanes), Broadcast(at.row_scales[kTileRows + r]), sum);
     }
     sums[r] = sum.v;

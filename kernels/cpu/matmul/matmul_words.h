@@ -17,9 +17,10 @@ namespace {
 
 constexpr int64_t kWordTileBlocks = 12;
 constexpr int64_t kWordBytes = 1024;  // of a tile's block: its codes
-// f32 scale[16], and another, offset[16] or both.
+// f32 scale[16], perhaps another, and as many offset[16] as the layout has.
 template <typename Layout>
-constexpr int64_t kWordBlockBytes = kWordBytes + (Layout::kHalves && Layout::kOffset ? 192 : 128);
+constexpr int64_t kWordBlockBytes = kWordBytes +
+                                    64 * ((Layout::kHalves ? 2 : 1) + Layout::kOffsets);
 
 #ifdef __AVX512F__
 constexpr int kWordRows = 8;
@@ -29,6 +30,13 @@ constexpr int kWordRows = 4;
 constexpr int kWordGroups = 1;
 #endif
 
+// What minimum `part` of a block is multiplied by, of one or of one for each half.
+template <int kOffsets>
+TREADLE_SIMD float ScaledSum(const ActivationBlock& block, int part) {
+  if (kOffsets < 2) return block.scaled_sum;
+  return block.scale * static_cast<float>(part == 0 ? block.low_sum : block.high_sum);
+}
+
 // The work of one tile.
 struct WordWork : BlockRange {
   const uint8_t* tile;
@@ -37,7 +45,7 @@ struct WordWork : BlockRange {
   int64_t next_bytes;   // of a block
 };
 
-// Layout: kZero, kHalves and kOffset of block_layouts.h.
+// Layout: kZero, kHalves and kOffsets of block_layouts.h.
 template <typename Layout, int R, int G>
 TREADLE_LOOP void RunWordRows(const MatMulInput& input, const MatMulShare& share,
                               const WordWork& work, float* scratch) {
@@ -93,12 +101,13 @@ TREADLE_LOOP void RunWordRows(const MatMulInput& input, const MatMulShare& share
         }
       }
     }
-    if constexpr (Layout::kOffset) {
+    for (int part = 0; part < Layout::kOffsets; ++part) {
       for (int g = 0; g < G; ++g) {
         const uint8_t* constants = w + g * kWordTileBlocks * kWordBlockBytes<Layout> + kWordBytes;
-        const Vec offset = Load(Floats(constants + 64 * kParts));
+        const Vec offset = Load(Floats(constants + 64 * (kParts + part)));
         for (int r = 0; r < R; ++r) {
-          sums[r][g] = Fma(offset, Broadcast(blocks[r * stride].scaled_sum), sums[r][g]);
+          const float sum = ScaledSum<Layout::kOffsets>(blocks[r * stride], part);
+          sums[r][g] = Fma(offset, Broadcast(sum), sums[r][g]);
         }
       }
     }

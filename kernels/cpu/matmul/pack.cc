@@ -14,7 +14,8 @@ constexpr int64_t kMaxRowInt8 = int64_t{1} << 17;
 
 // The first that can hold a matrix does.
 constexpr const Packing* kPackings[] = {&kHalfPacking,     &kBlockPacking, &kRowInt8Packing,
-                                        &kCodebookPacking, &kBytesPacking, &kFloatPacking};
+                                        &kCodebookPacking, &kTablePacking, &kBytesPacking,
+                                        &kFloatPacking};
 
 // Behind the groups of kCodes4, kTiles4, kCodes8 and kWords: floats, of which some may be unused,
 // and their integers.

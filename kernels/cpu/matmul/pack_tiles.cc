@@ -74,14 +74,18 @@ void PlanTiles(const MatrixSource& source, PackedView& view) {
     case PackKind::kQ4_0:
     case PackKind::kQ4_1:
     case PackKind::kQ4_K:
+    case PackKind::kIq4Nl:
+    case PackKind::kIq4Xs:
     case PackKind::kCodes4:
       view.kind = PackKind::kTiles4;
       break;
     case PackKind::kQ5_0:
     case PackKind::kQ5_1:
     case PackKind::kQ8_0:
+    case PackKind::kQ3_K:
     case PackKind::kQ5_K:
     case PackKind::kQ6_K:
+    case PackKind::kTable:
     case PackKind::kBytes:
       view.kind = PackKind::kTiles8;
       break;

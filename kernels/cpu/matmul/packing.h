@@ -28,7 +28,8 @@ struct Packing {
 };
 
 extern const Packing kHalfPacking;      // kF16, kBF16
-extern const Packing kBlockPacking;     // kQ4_0 to kQ6_K
+extern const Packing kBlockPacking;     // kQ4_0 to kIq4Xs
+extern const Packing kTablePacking;     // kTable
 extern const Packing kBytesPacking;     // kBytes
 extern const Packing kRowInt8Packing;   // kRowInt8
 extern const Packing kCodebookPacking;  // kCodes4 to kWords

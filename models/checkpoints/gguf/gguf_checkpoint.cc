@@ -35,15 +35,27 @@ class GgufCheckpoint final : public Checkpoint {
 };
 
 absl::Status GgufCheckpoint::Read(const std::string& path) {
-  TREADLE_ASSIGN_OR_RETURN(file_, GgufFile::Read(path));
+  TREADLE_ASSIGN_OR_RETURN(std::vector<std::unique_ptr<GgufFile>> parts, ReadGgufParts(path));
   kind_ = Kind::kGguf;
-  path_ = path;
-  file_bytes_ = file_->bytes();
-  weight_files_ = {path};
-  mapped_.push_back(file_->mapping());
-  AddTensors(file_->tensors());
+  path_ = parts[0]->path();
+  std::vector<StoredTensor> tensors;
+  std::set<std::string_view> names;
+  for (const auto& part : parts) {
+    file_bytes_ += part->bytes();
+    weight_files_.push_back(part->path());
+    mapped_.push_back(part->mapping());
+    for (const StoredTensor& tensor : part->tensors()) {
+      if (!names.insert(tensor.name).second) {
+        return InvalidArgument(part->path(), ": tensor ", Quoted(tensor.name),
+                               " is in an earlier part, too");
+      }
+      tensors.push_back(tensor);
+    }
+  }
+  AddTensors(std::move(tensors));
+  file_ = std::move(parts[0]);
   TREADLE_ASSIGN_OR_RETURN(
-      model_name_, file_->String("general.name", std::filesystem::path(path).stem().string()));
+      model_name_, file_->String("general.name", std::filesystem::path(path_).stem().string()));
   TREADLE_RETURN_IF_ERROR(ReadConfig());
   TREADLE_ASSIGN_OR_RETURN(tokenizer_, ReadGgufTokenizer(*file_));
   TREADLE_ASSIGN_OR_RETURN(chat_template_, file_->String("tokenizer.chat_template", ""));

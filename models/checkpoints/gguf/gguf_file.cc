@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cctype>
 #include <cmath>
 #include <cstring>
 #include <set>
@@ -302,7 +303,9 @@ absl::Status GgufReader::SplitExperts() {
     if (!matrices && !biases) {
       for (const std::string_view part : {".ffn_gate.", ".ffn_up.", ".ffn_down."}) {
         const size_t at = tensor.name.find(part);
-        if (at == std::string::npos || at + part.size() + kWeight.size() > tensor.name.size()) {
+        const size_t number = at + part.size();
+        if (at == std::string::npos || number >= tensor.name.size() ||
+            std::isdigit(static_cast<unsigned char>(tensor.name[number])) == 0) {
           continue;
         }
         tensor.name.insert(at + part.size() - 1, "_exps");
@@ -325,6 +328,7 @@ absl::Status GgufReader::SplitExperts() {
       tensors.push_back(tensor);
     }
   }
+  gguf_->tensors_in_file_ = static_cast<int64_t>(tensor_count_);
   gguf_->tensors_ = std::move(tensors);
   return absl::OkStatus();
 }

@@ -56,6 +56,8 @@ class GgufFile {
   // "blk.0.ffn_up_exps.0.weight" and so on. What older files call "blk.0.ffn_up.0.weight" has that
   // name too.
   const std::vector<StoredTensor>& tensors() const { return tensors_; }
+  // As many as the file's table has, where experts' matrices are one.
+  int64_t tensors_in_file() const { return tensors_in_file_; }
   // Where tensors' data begins is a multiple of this.
   int64_t alignment() const { return alignment_; }
 
@@ -90,8 +92,13 @@ class GgufFile {
   std::map<std::string, GgufValue, std::less<>> values_;
   std::vector<RawPair> raw_metadata_;
   std::vector<StoredTensor> tensors_;
+  int64_t tensors_in_file_ = 0;
   int64_t alignment_ = 0;
 };
+
+// All files of a model, in order: of a split one (NAME-00001-of-0000N.gguf) `path` is that of any
+// part. Errors: GgufFile::Read's; NotFound that names the part that is missing.
+absl::StatusOr<std::vector<std::unique_ptr<GgufFile>>> ReadGgufParts(const std::string& path);
 
 // tokenizer.ggml.*: nothing if the file has no tokenizer; an error that names the key if it
 // contradicts itself.

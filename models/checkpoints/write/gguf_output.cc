@@ -22,13 +22,15 @@ struct FileType {
   std::string_view format;
   uint32_t id;
 };
-constexpr FileType kFileTypes[] = {{"f32", 0},  {"f16", 1},   {"q4_0", 2},
-                                   {"q4_1", 3}, {"q8_0", 7},  {"q5_0", 8},
-                                   {"q5_1", 9}, {"bf16", 32}, {"mxfp4", 38}};
+constexpr FileType kFileTypes[] = {{"f32", 0},   {"f16", 1},    {"q4_0", 2},   {"q4_1", 3},
+                                   {"q8_0", 7},  {"q5_0", 8},   {"q5_1", 9},   {"q3_k", 12},
+                                   {"q4_k", 15}, {"q5_k", 17},  {"q6_k", 18},  {"iq4_nl", 25},
+                                   {"bf16", 32}, {"mxfp4", 38}, {"iq4_xs", 30}};
 
 constexpr int64_t kAlignment = 32;  // of a file that does not say
 
-constexpr const char* kMade = "f32, f16, bf16, q8_0, q4_0, q4_1";
+constexpr const char* kMade =
+    "f32, f16, bf16, q8_0, q5_0, q5_1, q4_0, q4_1, q6_k, q5_k, q4_k, q3_k, iq4_nl, iq4_xs";
 
 class GgufOutput : public CheckpointOutput {
  public:
@@ -104,7 +106,7 @@ absl::StatusOr<TensorTarget> GgufOutput::Target(const StoredTensor& tensor) cons
     TREADLE_ASSIGN_OR_RETURN(target, FolderTarget(tensor));
   }
   if (tensor.shape.size() != 2 || target.name.empty()) return target;
-  const QuantizeSpec* to = options_.weights.For(tensor.name, source_.config().tied_head);
+  const QuantizeSpec* to = options_.weights.For(tensor, source_);
   if (to == nullptr) return target;
   if (to->format->gguf_type < 0) {
     return InvalidArgument(path_, ": GGUF has no ", to->name, ", expected one of ", kMade,
@@ -112,6 +114,14 @@ absl::StatusOr<TensorTarget> GgufOutput::Target(const StoredTensor& tensor) cons
   }
   target.to = to;
   target.to_keep = false;
+  if (options_.importance == nullptr) return target;
+  target.importance = options_.importance->Of(target.name);
+  const bool turned = target.transposed && !tensor.format->apart();
+  const int64_t columns = tensor.shape[turned ? 0 : 1];
+  if (!target.importance.empty() && std::ssize(target.importance) != columns) {
+    return InvalidArgument(path_, ": the importance of '", target.name, "' is of ",
+                           target.importance.size(), " columns, expected ", columns);
+  }
   return target;
 }
 
@@ -141,7 +151,7 @@ absl::StatusOr<int64_t> GgufOutput::CopyMetadata(GgufMetadataWriter& metadata,
   TREADLE_ASSIGN_OR_RETURN(const std::unique_ptr<GgufFile> file, GgufFile::Read(source_.path()));
   for (const GgufFile::RawPair& pair : file->raw_metadata()) {
     if (pair.key == kFileType || pair.key == kQuantizationVersion ||
-        pair.key.starts_with("treadle.")) {
+        pair.key.starts_with("treadle.") || pair.key.starts_with("split.")) {
       continue;
     }
     metadata.AddRaw(pair.bytes);
@@ -190,15 +200,24 @@ absl::Status GgufOutput::Create(const Provenance& provenance) {
     frequency_factors_ = FrequencyFactorsOf(source_.config());
   }
   std::vector<GgufFileWriter::Tensor> tensors;
+  int64_t converted = 0, weighed = 0;
   for (const StoredTensor& tensor : source_.tensors()) {
     TREADLE_ASSIGN_OR_RETURN(const TensorTarget target, Target(tensor));
     if (target.name.empty()) continue;
+    if (target.to != nullptr && !target.to_keep && RoleOf(tensor.name) == MatrixRole::kLayer) {
+      ++converted;
+      weighed += target.importance.empty() ? 0 : 1;
+    }
     std::vector<int64_t> shape = tensor.shape;
     if (target.transposed && tensor.format->block == 1 && !tensor.format->apart()) {
       std::ranges::reverse(shape);
     }
     TREADLE_RETURN_IF_ERROR(Place(
         {target.name, shape, target.to == nullptr ? tensor.format : target.to->format}, tensors));
+  }
+  if (options_.importance != nullptr && converted > 0 && weighed == 0) {
+    return InvalidArgument(path_, ": none of the matrices that change their format is among the ",
+                           options_.importance->size(), " whose importance is known");
   }
   for (const FrequencyFactors& factors : frequency_factors_) {
     tensors.push_back({factors.name, {std::ssize(factors.values)}, FindWeightFormat("f32")});

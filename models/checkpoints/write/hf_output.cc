@@ -211,7 +211,7 @@ absl::StatusOr<TensorTarget> HuggingFaceOutput::Target(const StoredTensor& tenso
     target.to = &*as_floats_;
     target.to_keep = true;
   }
-  const QuantizeSpec* to = options_.weights.For(tensor.name, source_.config().tied_head);
+  const QuantizeSpec* to = options_.weights.For(tensor, source_);
   if (to == nullptr) return target;
   if (!to->format->apart() && to->format->block > 1) {
     return InvalidArgument(path_, ": a Hugging Face folder has no ", to->name,

@@ -1,6 +1,6 @@
 // Makes a checkpoint of another one, with matrices in other formats: `treadle quantize`.
 //
-//   OUT ends in .gguf    f32, f16, bf16, q8_0, q4_0, q4_1; read by llama.cpp too
+//   OUT ends in .gguf    f32, f16, bf16, GGUF's blocks that have quantizers; read by llama.cpp too
 //   any other OUT        a Hugging Face folder; dense types, nf4, fp4, int8 (read by transformers
 //                        with bitsandbytes too), fp8 and k-bit types; of GGUF files, of Llamas only
 //
@@ -20,6 +20,7 @@
 #include "absl/status/statusor.h"
 #include "models/checkpoints/converted_tensor.h"
 #include "models/checkpoints/weight_plan.h"
+#include "models/checkpoints/write/importance.h"
 
 namespace treadle {
 
@@ -30,8 +31,9 @@ struct QuantizeOptions {
   bool errors = false;  // work out how far each matrix is from what it was made of
   // Written beside LLM.int8() matrices. Unset: what IN says, else 6.
   std::optional<float> outlier_threshold;
-  std::function<void(double)> progress;  // 0 to 1; may be empty
-  std::function<bool()> cancelled;       // asked between tensors; may be empty
+  const Importance* importance = nullptr;  // of columns, for OUT.gguf; null: all alike
+  std::function<void(double)> progress;    // 0 to 1; may be empty
+  std::function<bool()> cancelled;         // asked between tensors; may be empty
 };
 
 struct QuantizeReport {

@@ -1,14 +1,17 @@
 // treadle quantize: makes a checkpoint in other weight formats of one that there is.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "base/status.h"
+#include "bench/quality/importance_of_text.h"
 #include "bench/quality/outlier_features.h"
 #include "bench/quality/teacher_forcing.h"
 #include "kernels/cpu/cpu_backend.h"
@@ -25,7 +28,10 @@ constexpr char kExamples[] = R"(Formats:
   int8               LLM.int8()
   fp8                E4M3 with a scale per row
   kbit-int4:64       also kbit-float4e2, kbit-dynamic5, kbit-quantile3, blocks of 32 to 1024 or :tensor
-  q8_0, q4_0, q4_1   GGUF blocks; OUT must end in .gguf
+  q8_0, q5_0, q5_1, q4_0, q4_1, iq4_nl, q6_k, q5_k, q4_k, q3_k, iq4_xs
+                     GGUF blocks; OUT must end in .gguf
+  q3_k_m, q4_k_m, q5_k_m
+                     llama-quantize's mixtures, embedding and head included; OUT must end in .gguf
   f32, f16, bf16     floats
   keep               as stored
 A format alone is for the matrices of all linear layers, not the embedding and the head. Others by name:
@@ -33,7 +39,7 @@ NAME=FORMAT, where NAME is part of tensors' names, or lm_head, or embedding. Lat
 
 Examples:
   treadle quantize model.gguf small.gguf --weights q4_0
-  treadle quantize Llama-3.2-1B Llama-3.2-1B.gguf --weights q8_0,embedding=q8_0
+  treadle quantize Llama-3.2-1B Llama-3.2-1B.gguf --weights q4_k_m --calibration-text book.txt
   treadle quantize Llama-3.2-1B Llama-3.2-1B-nf4 --weights nf4-dq
   treadle quantize Llama-3.2-1B mixed --weights 'nf4,down_proj=int8,lm_head=int8' --report)";
 
@@ -49,21 +55,65 @@ struct Arguments {
   bool report = false;
   bool json = false;
   std::string calibration_text;
+  std::string imatrix;
+  std::string write_imatrix;
 };
 
-// Finds outlier features of the model as it is stored.
-absl::StatusOr<OutlierReport> FindOutliers(const Arguments& arguments) {
+// So many tokens of a text are read to find the importance of columns.
+constexpr size_t kMostImportanceTokens = 65536;
+
+bool IsGguf(const std::string& path) { return path.ends_with(".gguf"); }
+
+// What the calibration text is read for: outlier features of the model as it is stored, and the
+// importance of columns.
+absl::Status Calibrate(const Arguments& arguments, std::optional<OutlierReport>& outliers,
+                       std::optional<Importance>& importance) {
+  if (arguments.calibration_text.empty()) return absl::OkStatus();
   TREADLE_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::Open(arguments.in));
   TREADLE_ASSIGN_OR_RETURN(
       const std::vector<int32_t> tokens,
       EncodeTextFile(*checkpoint, arguments.calibration_text, "--calibration-text"));
+  const auto progress = ShowProgress("reading " + arguments.calibration_text);
   CpuBackendOptions cpu;
   cpu.threads = arguments.threads;
+  if (arguments.report || arguments.json) {
+    TREADLE_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, CreateCpuBackend(cpu));
+    OutlierOptions options;
+    options.threads = arguments.threads;
+    options.progress = progress;
+    TREADLE_ASSIGN_OR_RETURN(outliers,
+                             FindOutlierFeatures(*checkpoint, std::move(backend), tokens, options));
+  }
+  if (!IsGguf(arguments.out)) return absl::OkStatus();
   TREADLE_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, CreateCpuBackend(cpu));
-  OutlierOptions options;
-  options.threads = arguments.threads;
-  options.progress = ShowProgress("reading " + arguments.calibration_text);
-  return FindOutlierFeatures(*checkpoint, std::move(backend), tokens, options);
+  const auto some = std::span(tokens).first(std::min(tokens.size(), kMostImportanceTokens));
+  TREADLE_ASSIGN_OR_RETURN(importance, ImportanceOfText(*checkpoint, std::move(backend), some,
+                                                        arguments.threads, progress));
+  if (arguments.write_imatrix.empty()) return absl::OkStatus();
+  const auto chunks = (std::ssize(some) + kImportanceChunk - 1) / kImportanceChunk;
+  return importance->Write(arguments.write_imatrix, arguments.calibration_text, chunks,
+                           kImportanceChunk);
+}
+
+// What flags contradict each other.
+absl::Status CheckFlags(const Arguments& arguments) {
+  const bool text = !arguments.calibration_text.empty();
+  if (text && !arguments.report && !arguments.json && !IsGguf(arguments.out)) {
+    return InvalidArgument(
+        "--calibration-text is for an OUT that ends in .gguf, --report or --json");
+  }
+  if (!arguments.imatrix.empty() && !IsGguf(arguments.out)) {
+    return InvalidArgument("--imatrix is for an OUT that ends in .gguf");
+  }
+  if (!arguments.imatrix.empty() && text && IsGguf(arguments.out)) {
+    return InvalidArgument("--imatrix and --calibration-text both say what columns are important, ",
+                           "expected one of them");
+  }
+  if (!arguments.write_imatrix.empty() && !(text && IsGguf(arguments.out))) {
+    return InvalidArgument(
+        "--write-imatrix is of --calibration-text, for an OUT that ends in .gguf");
+  }
+  return absl::OkStatus();
 }
 
 void PrintReport(const Arguments& arguments, const QuantizeReport& report,
@@ -84,14 +134,15 @@ void PrintReport(const Arguments& arguments, const QuantizeReport& report,
 absl::Status Quantize(const Arguments& arguments) {
   auto plan = WeightPlan::Parse(arguments.weights);
   if (!plan.ok()) return InvalidArgument("--weights: ", plan.status().message());
+  TREADLE_RETURN_IF_ERROR(CheckFlags(arguments));
   std::optional<OutlierReport> outliers;
-  if (!arguments.calibration_text.empty()) {
-    if (!arguments.report && !arguments.json) {
-      return InvalidArgument("--calibration-text is for --report or --json");
-    }
-    TREADLE_ASSIGN_OR_RETURN(outliers, FindOutliers(arguments));
+  std::optional<Importance> importance;
+  TREADLE_RETURN_IF_ERROR(Calibrate(arguments, outliers, importance));
+  if (!arguments.imatrix.empty()) {
+    TREADLE_ASSIGN_OR_RETURN(importance, Importance::Read(arguments.imatrix));
   }
   QuantizeOptions options;
+  options.importance = importance ? &*importance : nullptr;
   options.weights = *std::move(plan);
   options.version = TREADLE_VERSION;
   options.threads = arguments.threads;
@@ -135,9 +186,15 @@ int RunQuantize(int argc, char** argv) {
       ->check(CLI::Range(0, 4096));
   app.add_flag("--report", arguments.report, "print bits and errors of each matrix");
   app.add_flag("--json", arguments.json, "print the report as one JSON object");
-  app.add_option("--calibration-text", arguments.calibration_text,
-                 "a text, UTF-8: the report then has IN's outlier features (LLM.int8()'s, of "
-                 "magnitude 6) on its first 2048 tokens; loads all of IN; default: none");
+  app.add_option(
+      "--calibration-text", arguments.calibration_text,
+      "a text, UTF-8, that IN reads: what its columns are multiplied by there (on the "
+      "first 65536 tokens) says which errors of GGUF blocks matter; a report has its "
+      "outlier features (LLM.int8()'s, of magnitude 6) on the first 2048; default: none");
+  app.add_option("--imatrix", arguments.imatrix,
+                 "such importance from a file of llama-imatrix or --write-imatrix; default: none");
+  app.add_option("--write-imatrix", arguments.write_imatrix,
+                 "write what --calibration-text found, as llama-imatrix does; default: no file");
   if (auto code = ParseFlags(app, "quantize", argc, argv)) return *code;
   return Finish("quantize", Quantize(arguments));
 }

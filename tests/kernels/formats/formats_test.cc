@@ -13,8 +13,10 @@
 #include <string>
 #include <vector>
 
+#include "base/sha256.h"
 #include "base/status.h"
 #include "kernels/dtype.h"
+#include "kernels/formats/grids.h"
 #include "kernels/formats/matrix_source.h"
 #include "kernels/formats/weight_format.h"
 #include "kernels/op_cases/op_cases.h"
@@ -205,6 +207,23 @@ TEST(ApartFormats, CodesAndScalesGiveTheRows) {
       }
     }
   }
+}
+
+// The sums of the points as the gguf package has them (quants.py: SHA-256 of each type's grid as
+// int8).
+TEST(WeightFormats, GridsAreThoseOfTheGgufPackage) {
+  const auto sum = [](const auto& grid) {
+    Sha256 all;
+    all.Add(std::as_bytes(std::span(grid.points)));
+    return all.Finish();
+  };
+  using namespace formats;
+  EXPECT_EQ(sum(kIq2Xxs), "05826b5d3e472a3a78f196be62ac78acf81df0f909626e12ab9fa2a5d490dd54");
+  EXPECT_EQ(sum(kIq2Xs), "06e47aaca60b4dc1d9b5a3f34540437058a6b142b4d7a59d5ded769b4d1bf1de");
+  EXPECT_EQ(sum(kIq2S), "e1aa1473412b0552c2174c30ef22ab4073f6a181b85a17056e8249bd2932fd88");
+  EXPECT_EQ(sum(kIq3Xxs), "46e35f5a997efdee6c99ce57854c8a0d4f0ff8ca57e5e8a60c0793ea580acf5d");
+  EXPECT_EQ(sum(kIq3S), "bd1af4945a1717c65610b0284e4628b9a1ba3b306fae3a06f6e5f597356e349f");
+  EXPECT_EQ(sum(kIq1), "07540ffc1aeaf6ad4d97e96b0fcc765aae39671d4ae4a27bbd0e796fde167c6a");
 }
 
 // From OCP's definition: 4 exponent bits of bias 7, 3 mantissa bits, no infinities.

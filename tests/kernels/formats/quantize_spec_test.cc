@@ -46,7 +46,7 @@ TEST(QuantizeSpec, ErrorsNameThePartAndTheChoice) {
   const std::pair<const char*, const char*> errors[] = {
       {"", "'': expected one of int8, nf4"},
       {"nf5", "'nf5': expected one of int8, nf4"},
-      {"q6_k", "expected one of int8"},
+      {"iq2_s", "expected one of int8"},
       {"int8-dq", "'int8-dq': expected one of"},
       {"int8:64", "int8 has no choice of blocks"},
       {"q8_0:32", "q8_0 has no choice of blocks"},

@@ -50,8 +50,9 @@ TEST_F(QuantizeCheckpointTest, GgufFilesReadBackAsTheSameBits) {
       TinyModelOptions options = Options(true);
       options.format = format;
       const std::string in = TinyGguf(architecture, options);
-      for (const char* weights : {"q8_0", "q4_0", "q4_1", "f16", "bf16", "f32",
-                                  "q4_0,lm_head=q8_0,embedding=f16", "q4_1,blk.0.=keep"}) {
+      for (const char* weights :
+           {"q8_0", "q4_0", "q4_1", "f16", "bf16", "f32", "q4_0,lm_head=q8_0,embedding=f16",
+            "q4_1,blk.0.=keep", "q4_k_m", "iq4_xs"}) {
         ExpectSameBits(in, ".gguf", weights);
       }
     }
