@@ -61,26 +61,27 @@ absl::StatusOr<std::string> ParseSha256(const std::string& text) {
   return InvalidArgument("is '", text, "', expected 64 hexadecimal digits");
 }
 
-// A word, or draft:MODEL.
+// A word, draft:MODEL, or auto.
 FlagValue SpeculateValue() {
   constexpr std::string_view kDraft = "draft:";
   return {.read = [kDraft](ServeOptions& options, const std::string& text) -> absl::Status {
             const bool draft = text.starts_with(kDraft) && text.size() > kDraft.size();
             const auto word = ValueOf(kSpeculate, text);
-            if (!draft && (!word || *word == Speculate::kDraft)) {
-              return InvalidArgument("is '", text, "', expected off, ngram or draft:MODEL");
+            if (!draft && text != "auto" && (!word || *word == Speculate::kDraft)) {
+              return InvalidArgument("is '", text, "', expected auto, off, ngram or draft:MODEL");
             }
-            options.speculate = draft ? Speculate::kDraft : *word;
+            options.speculate = draft ? Speculate::kDraft : word;
             options.draft_model = draft ? text.substr(kDraft.size()) : "";
             return absl::OkStatus();
           },
           .show =
               [kDraft](const ServeOptions& options) {
+                if (!options.speculate) return std::string("auto");
                 return options.speculate == Speculate::kDraft
                            ? Str(kDraft, options.draft_model)
-                           : std::string(WordOf(kSpeculate, options.speculate));
+                           : std::string(WordOf(kSpeculate, *options.speculate));
               },
-          .schema = R"({"type": "string", "pattern": "^(off|ngram|draft:[^ ]+)$"})"};
+          .schema = R"({"type": "string", "pattern": "^(auto|off|ngram|draft:[^ ]+)$"})"};
 }
 
 // host:port, or unix:path.
@@ -339,7 +340,8 @@ const std::vector<ServeFlag>& ServeFlags() {
       {"--speculate",
        "guesses of a request's next tokens, several of which one iteration verifies; answers are "
        "the same: ngram (what followed the same tokens earlier in the request), draft:MODEL (what "
-       "a smaller model of the same vocabulary says, or ngram where that is surer) or off",
+       "a smaller model of the same vocabulary says, or ngram where that is surer), off, or auto: "
+       "ngram on a CPU, off on GPUs, where it costs more than it brings",
        kServing, kServer, SpeculateValue()},
       {"--policy",
        "scheduling policy: fcfs (first come, first served), priority (by the requests' field), "

@@ -59,9 +59,9 @@ struct ServeOptions {
   int64_t max_context = 0;  // 0: the model's
   int64_t kv_memory = 0;    // bytes; 0: auto
   bool prefix_cache = true;
-  Speculate speculate = Speculate::kNgram;
-  std::string draft_model;          // path, with Speculate::kDraft
-  int64_t prefix_cache_memory = 0;  // bytes of kv_memory; 0: all
+  std::optional<Speculate> speculate;  // unset: SpeculateOf
+  std::string draft_model;             // path, with Speculate::kDraft
+  int64_t prefix_cache_memory = 0;     // bytes of kv_memory; 0: all
   FolderSpace prefix_cache_disk;
   bool kv_events = false;
   int64_t replay_log_memory = kDefaultReplayLogMemory;  // bytes
@@ -160,6 +160,12 @@ inline constexpr char kFirstFlags[] = "What matters first";
 // Adds the flags (all, or those of the engine) to a command, which then takes the model without its
 // flag, too; a bad value is a CLI::ValidationError.
 void AddServeFlags(CLI::App& command, ServeOptions& options, bool engine_only = false);
+
+// What requests do that do not say it. Unset is n-grams on a CPU and nothing on GPUs, which verify
+// guesses outside their captured graphs and lose more by that than they gain.
+inline Speculate SpeculateOf(const ServeOptions& options, bool cuda) {
+  return options.speculate.value_or(cuda ? Speculate::kOff : Speculate::kNgram);
+}
 
 // Checks that concern several options, for instance max_batch_tokens > max_batch_size.
 absl::Status CheckServeOptions(const ServeOptions& options);

@@ -155,6 +155,8 @@ LogEvent Chosen(const ServeOptions& options, const OpenedModel& opened) {
   };
   add(options.device == DeviceChoice::kAuto, "device", std::string(opened.cuda ? "cuda" : "cpu"));
   add(options.threads == 0 && options.workers.empty(), "threads", int64_t{opened.threads});
+  add(!options.speculate, "speculate",
+      std::string(WordOf(kSpeculate, SpeculateOf(options, opened.cuda))));
   add(options.max_context == 0, "max-context", opened.served.max_context);
   add(options.kv_memory == 0, "kv-memory", ShowBytes(opened.kv.bytes));
   return event;
@@ -232,6 +234,7 @@ absl::StatusOr<int> Serve(const ServeOptions& options, std::string configuration
     log.Write(std::move(chosen));
   }
 
+  const Speculate speculate = SpeculateOf(options, opened.cuda);
   std::shared_ptr<Recording> recording;
   if (!options.record.empty()) {
     TREADLE_ASSIGN_OR_RETURN(recording, Record(options, std::move(configuration), opened, log));
@@ -291,10 +294,10 @@ absl::StatusOr<int> Serve(const ServeOptions& options, std::string configuration
              .fields = {{"max_batch_size", stack->options().max_batch_size},
                         {"max_batch_tokens", stack->options().max_batch_tokens}}});
 
-  TREADLE_ASSIGN_OR_RETURN(
-      std::unique_ptr<InferenceServer> server,
-      InferenceServer::Start(*stack, follower,
-                             ServiceFrom(options, doors, stack->model(), store.get(), log)));
+  TREADLE_ASSIGN_OR_RETURN(std::unique_ptr<InferenceServer> server,
+                           InferenceServer::Start(*stack, follower,
+                                                  ServiceFrom(options, doors, stack->model(),
+                                                              speculate, store.get(), log)));
   server->AddTo(metrics);
   TREADLE_ASSIGN_OR_RETURN(const std::string others, ListenForOthers(options, doors, metrics));
   std::unique_ptr<HttpServer> http;

@@ -102,12 +102,13 @@ absl::StatusOr<Doors> OpenDoors(const ServeOptions& options, Log& log) {
 }
 
 ServiceOptions ServiceFrom(const ServeOptions& options, const Doors& doors,
-                           const ServedModel& model, RequestStore* store, Log& log) {
+                           const ServedModel& model, Speculate speculate, RequestStore* store,
+                           Log& log) {
   ServiceOptions service;
   service.listen = options.listen;
   service.default_max_new_tokens = static_cast<int32_t>(options.default_max_new_tokens);
   service.pooling = options.embedding_pooling;
-  service.speculate = options.speculate;
+  service.speculate = speculate;
   service.stream_stall_timeout = options.stream_stall_timeout;
   service.limits = {.connections = static_cast<size_t>(options.max_connections),
                     .per_address = static_cast<size_t>(options.max_connections_per_address),

@@ -43,7 +43,8 @@ absl::StatusOr<Doors> OpenDoors(const ServeOptions& options, Log& log);
 // The options of the front ends. `doors`, `model`, `store` (null: nothing is stored) and `log`
 // outlive them.
 ServiceOptions ServiceFrom(const ServeOptions& options, const Doors& doors,
-                           const ServedModel& model, RequestStore* store, Log& log);
+                           const ServedModel& model, Speculate speculate, RequestStore* store,
+                           Log& log);
 HttpOptions HttpFrom(const ServeOptions& options, const Doors& doors);
 
 // Opens the port for scrapes; what to tell of it, and of the one for probes.

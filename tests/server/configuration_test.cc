@@ -72,6 +72,14 @@ TEST(Configuration, FlagsReachTheirFields) {
   EXPECT_TRUE(CheckServeOptions(options).ok());
 }
 
+TEST(Configuration, NothingIsGuessedOnGpusUnlessAsked) {
+  EXPECT_EQ(SpeculateOf({}, /*cuda=*/false), Speculate::kNgram);
+  EXPECT_EQ(SpeculateOf({}, /*cuda=*/true), Speculate::kOff);
+  ServeOptions asked;
+  asked.speculate = Speculate::kNgram;
+  EXPECT_EQ(SpeculateOf(asked, /*cuda=*/true), Speculate::kNgram);
+}
+
 struct BadFlag {
   const char* line;
   const char* message;
@@ -109,8 +117,8 @@ TEST(Configuration, ABadFlagSaysNameValueAndExpectation) {
       {"--listen 50051", "address is '50051', expected host:port"},
       {"--metrics-listen 127.0.0.1:99999", "address is '127.0.0.1:99999', expected host:port"},
       {"--engine-depth 3", "--engine-depth: is '3', expected a whole number from 1 to 2"},
-      {"--speculate draft", "--speculate: is 'draft', expected off, ngram or draft:MODEL"},
-      {"--speculate draft:", "--speculate: is 'draft:', expected off, ngram or draft:MODEL"},
+      {"--speculate draft", "--speculate: is 'draft', expected auto, off, ngram or draft:MODEL"},
+      {"--speculate draft:", "--speculate: is 'draft:', expected auto, off, ngram or draft:MODEL"},
       {"--page-size 24", "--page-size: is '24', expected a power of two from 16 to 4096"},
       {"--tensor-parallel 0", "--tensor-parallel: is '0', expected a whole number from 1 to 64"},
       {"--pipeline-parallel x", "--pipeline-parallel: is 'x', expected a whole number from 1"},
