@@ -26,6 +26,8 @@ class Server:
                 urllib.request.urlopen(f"{self.url}/v1/models").read()
                 return
             except OSError:
+                if self.process.poll() is not None:
+                    raise SystemExit(f"{command}: ended with {self.process.returncode}")
                 time.sleep(0.2)
 
     def ask(self, prompt, new=NEW):

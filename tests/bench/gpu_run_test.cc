@@ -156,7 +156,7 @@ TEST_F(GpuRun, DryRunListsCallsThatAreShortEnough) {
   }
   EXPECT_THAT(all, testing::StartsWith("cuda_device_test,ops_first,cuda_backend_test,memcheck,"
                                        "racecheck,synccheck,greedy_cpu,greedy_cuda,greedy_bf16,"
-                                       "shapes,kernels_layer,iteration_bf16,"));
+                                       "prefix_cache,shapes,kernels_layer,iteration_bf16,"));
   for (const char* step : {"iteration_bf16-late-launches,", "ncu,", "iteration_nf4,", "serve_fcfs,",
                            "transformers,", "nccl_gpu_test,"}) {
     EXPECT_THAT(all, HasSubstr(step));
