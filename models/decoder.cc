@@ -325,9 +325,9 @@ absl::Status Decoder::LoadSlopes() {
   return absl::OkStatus();
 }
 
-// What the embedding is multiplied by, in a residual stream that is kept divided: as a norm with an
-// epsilon beside which the mean square of a row is rounded away, so that it divides all alike, by
-// the epsilon's root.
+// The embedding's factor, in a residual stream that is kept divided. It is applied as a norm with
+// an epsilon beside which the mean square of a row is rounded away, so that it divides all rows
+// alike, by the epsilon's root.
 absl::Status Decoder::LoadScale() {
   const double scale = config_.embedding_multiplier / config_.residual_multiplier;
   if (scale == 1) return absl::OkStatus();

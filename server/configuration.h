@@ -161,8 +161,8 @@ inline constexpr char kFirstFlags[] = "What matters first";
 // flag, too; a bad value is a CLI::ValidationError.
 void AddServeFlags(CLI::App& command, ServeOptions& options, bool engine_only = false);
 
-// What requests do that do not say it. Unset is n-grams on a CPU and nothing on GPUs, which verify
-// guesses outside their captured graphs and lose more by that than they gain.
+// The guesses of requests that do not say. Unset is n-grams on a CPU and nothing on GPUs, which
+// verify guesses outside their captured graphs and lose more by that than they gain.
 inline Speculate SpeculateOf(const ServeOptions& options, bool cuda) {
   return options.speculate.value_or(cuda ? Speculate::kOff : Speculate::kNgram);
 }

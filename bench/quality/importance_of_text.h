@@ -19,7 +19,7 @@ namespace treadle {
 inline constexpr int64_t kImportanceChunk = 512;  // tokens of one text, as in llama-imatrix
 
 // Loads the model as it is stored, on `backend` (the CPU), and reads the tokens in texts of
-// kImportanceChunk, or less if the model allows less. Of the layers' matrices, not of the head.
+// kImportanceChunk, or less if the model allows less. It covers the layers' matrices, not the head.
 // Errors: no token, a model that cannot be loaded.
 absl::StatusOr<Importance> ImportanceOfText(const Checkpoint& checkpoint,
                                             std::unique_ptr<Backend> backend,

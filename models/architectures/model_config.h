@@ -98,7 +98,7 @@ struct ModelConfig {
     return count;
   }
   double local_rope_base = 0;  // of local layers, which nothing scales; 0: they rotate as others do
-  // Of every so many layers the last has no rotary embedding; 0: all layers have it.
+  // The last of every so many layers has no rotary embedding; 0: all layers have it.
   int64_t unrotated_every = 0;
   bool Rotates(int64_t layer) const {
     return unrotated_every == 0 || (layer + 1) % unrotated_every != 0;

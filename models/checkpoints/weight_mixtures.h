@@ -22,8 +22,8 @@ std::string_view MixtureNames();
 std::string_view FormatIn(const Mixture& mixture, const ModelConfig& config, Part part,
                           int64_t layer);
 
-// What takes the place of a format with blocks of 256 where rows of `k` are no multiple of them, as
-// in llama-quantize; otherwise the same.
+// The format itself; or, if its blocks of 256 do not divide rows of `k`, the one of smaller blocks
+// that llama-quantize takes instead.
 const QuantizeSpec& Fitting(const QuantizeSpec& spec, int64_t k);
 // The spec of a format's name, which is one of ParseQuantizeSpec's.
 const QuantizeSpec& SpecNamed(std::string_view format);

@@ -1,4 +1,4 @@
-// What holds between several fields of a body, once all were read.
+// Checks between several fields of a body, once all were read.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <utility>

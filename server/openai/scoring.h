@@ -14,7 +14,7 @@
 
 namespace treadle {
 
-// What a body asks beside its texts, which are the prompts: the first side's, then the second's.
+// The rest of a body, beside its texts, which are the prompts: the first side's, then the second's.
 struct ScoringQuestion {
   bool rank = false;
   size_t first = 1;   // texts of the first side: one, or as many as of the second

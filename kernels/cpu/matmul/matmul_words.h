@@ -30,7 +30,7 @@ constexpr int kWordRows = 4;
 constexpr int kWordGroups = 1;
 #endif
 
-// What minimum `part` of a block is multiplied by, of one or of one for each half.
+// The factor of minimum `part` of a block, which has one minimum, or one for each half.
 template <int kOffsets>
 TREADLE_SIMD float ScaledSum(const ActivationBlock& block, int part) {
   if (kOffsets < 2) return block.scaled_sum;

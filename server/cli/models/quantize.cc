@@ -64,7 +64,7 @@ constexpr size_t kMostImportanceTokens = 65536;
 
 bool IsGguf(const std::string& path) { return path.ends_with(".gguf"); }
 
-// What the calibration text is read for: outlier features of the model as it is stored, and the
+// Reads the calibration text for outlier features of the model as it is stored, and for the
 // importance of columns.
 absl::Status Calibrate(const Arguments& arguments, std::optional<OutlierReport>& outliers,
                        std::optional<Importance>& importance) {
@@ -95,7 +95,7 @@ absl::Status Calibrate(const Arguments& arguments, std::optional<OutlierReport>&
                            kImportanceChunk);
 }
 
-// What flags contradict each other.
+// Refuses flags that contradict each other.
 absl::Status CheckFlags(const Arguments& arguments) {
   const bool text = !arguments.calibration_text.empty();
   if (text && !arguments.report && !arguments.json && !IsGguf(arguments.out)) {

@@ -68,7 +68,7 @@ TEST_F(GgufPartsTest, AnyPartOpensTheModel) {
     EXPECT_TRUE(part == 1 || sum == fingerprint);
     fingerprint = sum;
   }
-  // Of all files: another byte in the last one is another model.
+  // The fingerprint is of all files: another byte in the last one is another model.
   std::string bytes = Read(Name(3));
   bytes.back() ^= 1;
   Write(Name(3), bytes);

@@ -18,7 +18,7 @@ inline constexpr char kToolTemplate[] =
     R"("arguments": {{ c.function.arguments | tojson }}}</tool_call>{% endfor %})"
     R"({% if m.role == 'tool' %}({{ m.name }}, {{ m.tool_call_id }}){% endif %}{% endfor %})";
 
-// Of two tools, `weather` and `time`, that tests offer.
+// The two tools, `weather` and `time`, that tests offer, as a template writes them.
 inline constexpr char kToolsOfChat[] =
     R"(<tools>{"type": "function", "function": {"name": "weather", "description": "now", )"
     R"("parameters": {"type": "object", "properties": {"city": {}, "at": {}}}}})"

@@ -152,7 +152,7 @@ TEST(OpenAiAnswer, AStreamedChat) {
                 "\n\ndata: [DONE]\n\n");
 }
 
-// What str.splitlines of Python splits at, which some clients read streams by
+// The characters at which Python's str.splitlines splits, by which some clients read streams
 // (https://docs.python.org/3/library/stdtypes.html#str.splitlines).
 TEST(OpenAiAnswer, AnEventIsOneLineForReadersOfUnicode) {
   const std::string all = "a\n\r\v\f\x1c\x1d\x1e\u0085\u2028\u2029z\u2027\u00c2\u2030";
