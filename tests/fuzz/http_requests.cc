@@ -10,7 +10,7 @@
 #include "server/anthropic/messages_request.h"
 #include "server/http/http_parser.h"
 #include "server/openai/openai_request.h"
-#include "server/openai/scoring.h"
+#include "server/openai/scoring_request.h"
 #include "server/responses/responses_request.h"
 #include "server/session/request_validation.h"
 #include "tests/fuzz/fuzz_input.h"
