@@ -57,11 +57,13 @@ KvMemoryPlan KvMemoryOf(const ModelConfig& config, const KvMemoryRequest& reques
                         .dtype = request.kv_dtype};
   const auto [begin, end] = request.layers;
   const int64_t layers = begin == end ? config.layers : end - begin;
-  const int64_t local = config.LocalLayers(begin, begin + layers);
+  const int64_t local = config.RingLayers(begin, begin + layers);
   KvMemoryPlan plan;
   plan.paging = KvPaging::Of(config, request.page_size, request.max_batch_tokens);
   plan.pages_per_request = plan.paging.PagesFor(request.max_context);
-  plan.bytes_per_page = {layout.PageBytes() * (layers - local), layout.PageBytes() * local};
+  KvLayout ring = layout;
+  ring.state = config.StateOf(config.state_key_heads);
+  plan.bytes_per_page = {layout.PageBytes() * (layers - local), ring.PageBytes() * local};
   plan.pages = pages;
   for (const PageKind kind : kPageKinds) {
     plan.bytes_per_token[kind] = plan.bytes_per_page[kind] / request.page_size;

@@ -60,7 +60,8 @@ Stage::Stage(Backend& backend, Model& model, int64_t max_batch_tokens, KvCache c
       cache_(std::move(cache)),
       sequences_({.page_size = cache_.layout().page_size,
                   .num_pages = cache_.num_pages(),
-                  .window = model.config().window,
+                  .window = KvPaging::WindowOf(model.config(), cache_.layout().page_size),
+                  .in_order = model.config().attention_every > 0,
                   .vocab = model.config().vocab,
                   .context = model.config().context,
                   .max_batch_tokens = max_batch_tokens}) {
@@ -213,7 +214,7 @@ void Stage::LoadPage(const PageLoad& load) {
 
 // The rows that the steps look back at are there.
 absl::Status Stage::CheckHeld(const IterationPlan& plan) {
-  const int64_t window = model_.config().window;
+  const int64_t window = KvPaging::WindowOf(model_.config(), cache_.layout().page_size);
   for (size_t i = 0; i < plan.steps.size(); ++i) {
     const Step& step = plan.steps[i];
     const int64_t first = step.first_position;
@@ -237,8 +238,10 @@ absl::Status Stage::CheckTags(LiveSequence& sequence, PageKind kind, int64_t fir
 }
 
 // The plan's rows are whole: logs what goes to the next stage, and sets the rows' tags. A later
-// plan may have released a sequence: nobody will ask for its rows.
-void Stage::NoteRows(const Begun& begun) {
+// plan may have released a sequence: nobody will ask for its rows. `again`: once the plan has run,
+// for the rows whose ids were not known when it began; where the others were, a ring may hold rows
+// of a plan that began since.
+void Stage::NoteRows(const Begun& begun, bool again) {
   if (!begun.plan->stages.Contains(stage_)) return;
   int64_t row = 0;
   for (const Step& step : begun.plan->steps) {
@@ -247,6 +250,10 @@ void Stage::NoteRows(const Begun& begun) {
       if (log_ != nullptr && begun.to_send) {
         log_->Write(pages[PageKind::kWhole], step.first_position,
                     begun.message.Rows(row, step.num_tokens));
+      }
+      if (again && !step.tokens.empty()) {
+        row += step.num_tokens;
+        continue;
       }
       const auto tags = live->Tags(int64_t{step.first_position} + step.num_tokens);
       const auto first = std::min(tags.size(), static_cast<size_t>(step.first_position));
@@ -367,7 +374,7 @@ absl::StatusOr<IterationResult> Stage::Finish() {
   Begun& begun = begun_[mark];
   if (DetachesWork()) {
     begun.times.forwarded = Times::Clock::now();
-    NoteRows(begun);
+    NoteRows(begun, /*again=*/true);
   }
   TREADLE_RETURN_IF_ERROR(SendMessage(begun));
   if (backend_.asynchronous()) begun.times.sampled = Times::Clock::now();

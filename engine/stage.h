@@ -146,7 +146,7 @@ class Stage {
   void LoadPage(const PageLoad& load);
   absl::Status CheckHeld(const IterationPlan& plan);
   absl::Status CheckTags(LiveSequence& sequence, PageKind kind, int64_t first, int64_t end);
-  void NoteRows(const Begun& begun);
+  void NoteRows(const Begun& begun, bool again = false);
   absl::Status CheckPassing(const IterationPlan& plan);
   absl::Status PassBy(const IterationPlan& plan, Begun& begun);
   absl::Status HandOver(Tensor hidden, Begun& begun);

@@ -180,6 +180,8 @@ class Backend {
   virtual absl::Status Recover() = 0;
   // In which order pages hold K (KvLayout::key_order).
   virtual KeyOrder key_order() const = 0;
+  // Whether it has ops on states: Convolve and GatedDelta.
+  virtual bool keeps_states() const = 0;
 
   // -- iterations ---------------------------------------------------------------------------------
   // Before serving. May be called again with larger limits. Ops beyond the limits allocate.
@@ -264,6 +266,31 @@ class Backend {
   // out = gelu(gate) * up with the GeLU below. gate, up, out: as SwiGlu's.
   virtual void GeGlu(Tensor gate, Tensor up, Tensor out) = 0;
 
+  // out = sigmoid(gate) * x, elementwise. gate: [rows, cols], or [rows, 1] for all of a row; x,
+  // out: [rows, cols], out f32 (may be x) or 16 bits.
+  virtual void SigmoidGate(Tensor gate, Tensor x, Tensor out) = 0;
+
+  // A causal convolution along each sequence, of every channel by itself: out = f(bias + sum over
+  // ascending t of weight[t] * x at position - taps + 1 + t, by fma), where x is 0 before position
+  // 0, and f is silu if `silu`. Stores x as the inputs of kv's state pages. x, out: [rows,
+  // channels] f32, may be the same; weight: [taps, channels]; bias: [channels] or null.
+  virtual void Convolve(Tensor x, const float* weight, const float* bias, bool silu,
+                        const KvView& kv, Tensor out) = 0;
+
+  // The gated delta rule (Yang, Kautz and Hatamizadeh 2024, section 3). qkv: [rows, channels], a
+  // row's queries and keys [key_heads, key_dim] each, then its values [heads, value_dim]. With q
+  // and k divided by their lengths (the root of the sum of squares + 1e-6), q by the root of
+  // key_dim besides, g = -rates * log(1 + exp(decay + bias)) and b = sigmoid(beta), for each value
+  // head and the key head that it reads: S = exp(g) S; u = b (v - S^T k); S = S + k u^T; out = S^T
+  // q.
+  //
+  // Computed from the state S_0 before the row's page and the page's keys k_i, changes u_i and
+  // decays G_i, with all sums by fma: S_0^T k, likewise of q, over ascending features; times
+  // exp(G); then exp(G - G_i) (k_i . k) u_i over ascending i. decay, beta: [rows, heads]; rates,
+  // biases: [heads]; out: [rows, heads * value_dim]; all f32.
+  virtual void GatedDelta(Tensor qkv, Tensor decay, Tensor beta, const float* rates,
+                          const float* biases, const KvView& kv, Tensor out) = 0;
+
   // out = 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) (GPT-2's GeLU). x: [rows, cols] f32; out:
   // f32 (may be x) or 16 bits.
   virtual void Gelu(Tensor x, Tensor out) = 0;
@@ -327,6 +354,14 @@ inline constexpr int64_t kAttentionBlock = 64;
   X(SwiGlu, (Tensor gate, Tensor up, Tensor out), (gate, up, out))                                 \
   X(ClampedSwiGlu, (Tensor gate, Tensor up, float limit, Tensor out), (gate, up, limit, out))      \
   X(GeGlu, (Tensor gate, Tensor up, Tensor out), (gate, up, out))                                  \
+  X(SigmoidGate, (Tensor gate, Tensor x, Tensor out), (gate, x, out))                              \
+  X(Convolve,                                                                                      \
+    (Tensor x, const float* weight, const float* bias, bool silu, const KvView& kv, Tensor out),   \
+    (x, weight, bias, silu, kv, out))                                                              \
+  X(GatedDelta,                                                                                    \
+    (Tensor qkv, Tensor decay, Tensor beta, const float* rates, const float* biases,               \
+     const KvView& kv, Tensor out),                                                                \
+    (qkv, decay, beta, rates, biases, kv, out))                                                    \
   X(Gelu, (Tensor x, Tensor out), (x, out))                                                        \
   X(GeluErf, (Tensor x, Tensor out), (x, out))                                                     \
   X(Relu, (Tensor x, Tensor out), (x, out))                                                        \

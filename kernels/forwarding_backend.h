@@ -31,6 +31,7 @@ class ForwardingBackend : public Backend {
   absl::Status Synchronize() override { return below_->Synchronize(); }
   absl::Status Recover() override { return below_->Recover(); }
   KeyOrder key_order() const override { return below_->key_order(); }
+  bool keeps_states() const override { return below_->keeps_states(); }
 
   absl::Status Reserve(const BackendLimits& limits) override { return below_->Reserve(limits); }
   void BeginBatch(const BatchInput& batch) override { below_->BeginBatch(batch); }

@@ -6,6 +6,7 @@
 #include <span>
 
 #include "kernels/dtype.h"
+#include "kernels/state_layout.h"
 
 namespace treadle {
 
@@ -29,7 +30,8 @@ struct KvLayout {
   int64_t num_pages = 0;
   DType dtype = DType::kF16;  // kF16 or kF32; on host backends also kI8, on CUDA kBF16
   KeyOrder key_order = KeyOrder::kByFeature;
-  int64_t layers = 1;  // whose parts of a page lie one after the other
+  int64_t layers = 1;      // whose parts of a page lie one after the other
+  StateLayout state = {};  // of pages that hold a state instead
 
   // Bytes of one page of one layer: K part, in its order, V part [kv_heads, page_size, head_dim],
   // then, of kI8, the scales of K and those of V, [kv_heads, page_size] each.
@@ -37,6 +39,7 @@ struct KvLayout {
   int64_t PartScales() const { return dtype == DType::kI8 ? kv_heads * page_size : 0; }
   int64_t PartBytes() const { return PartElements() * static_cast<int64_t>(SizeOf(dtype)); }
   int64_t PageBytes() const {
+    if (state.present()) return state.Floats(page_size) * static_cast<int64_t>(sizeof(float));
     return 2 * (PartBytes() + PartScales() * static_cast<int64_t>(sizeof(BFloat16)));
   }
   // Bytes from a page of one layer to its next page.

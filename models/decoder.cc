@@ -24,6 +24,11 @@ constexpr std::pair<Part, Linear LayerWeights::*> kLinears[] = {
     {Part::kV, &LayerWeights::v},
     {Part::kQkv, &LayerWeights::qkv},
     {Part::kAttentionOutput, &LayerWeights::out},
+    {Part::kStateInput, &LayerWeights::state_input},
+    {Part::kStateGate, &LayerWeights::state_gate},
+    {Part::kStateBeta, &LayerWeights::state_beta},
+    {Part::kStateDecay, &LayerWeights::state_decay},
+    {Part::kStateOutput, &LayerWeights::state_output},
     {Part::kGate, &LayerWeights::gate},
     {Part::kUp, &LayerWeights::up},
     {Part::kGateUp, &LayerWeights::gate_up},
@@ -37,6 +42,7 @@ constexpr std::pair<Part, Norm LayerWeights::*> kNorms[] = {
     {Part::kOutputNorm, &LayerWeights::output_norm},
     {Part::kEmbeddingNorm, &LayerWeights::embedding_norm},
     {Part::kQNorm, &LayerWeights::q_norm},
+    {Part::kStateNorm, &LayerWeights::state_norm},
     {Part::kAttentionNorm, &LayerWeights::attention_norm},
     {Part::kPostAttentionNorm, &LayerWeights::post_attention_norm},
     {Part::kPostFfnNorm, &LayerWeights::post_ffn_norm},
@@ -150,7 +156,7 @@ absl::Status Decoder::Load(const Checkpoint& checkpoint, const LoadOptions& opti
       const std::string name = spell(row, layer, i);
       TREADLE_RETURN_IF_ERROR(
           LoadTensor(loader, row, prefixed && row.part != Part::kHead ? Str(prefix, name) : name,
-                     checkpoint.kind(), into));
+                     checkpoint, into));
     }
     return absl::OkStatus();
   };
@@ -160,7 +166,7 @@ absl::Status Decoder::Load(const Checkpoint& checkpoint, const LoadOptions& opti
   outside_bytes_ = loader.weight_bytes();
   for (int64_t i = layers_.begin; i < layers_.end; ++i) {
     for (const TensorRow* row : rows) {
-      if (!InLayer(row->part)) continue;
+      if (!InLayer(*row, config_, i)) continue;
       TREADLE_RETURN_IF_ERROR(load(*row, i, layer_weights_[i - layers_.begin]));
     }
   }
@@ -187,8 +193,9 @@ bool Decoder::Needs(Part part) const {
 }
 
 absl::Status Decoder::LoadTensor(WeightLoader& loader, const TensorRow& row,
-                                 const std::string& name, Checkpoint::Kind kind,
+                                 const std::string& name, const Checkpoint& checkpoint,
                                  LayerWeights& weights) {
+  const Checkpoint::Kind kind = checkpoint.kind();
   const bool gguf = kind == Checkpoint::Kind::kGguf;
   const int64_t n = SizeOf(row.rows, config_);
   const bool bias = row.bias != nullptr && row.bias(config_);
@@ -196,12 +203,17 @@ absl::Status Decoder::LoadTensor(WeightLoader& loader, const TensorRow& row,
     TREADLE_ASSIGN_OR_RETURN(weights.sinks, loader.LoadVector(name + ".weight", n, 0, 1, heads_));
     return absl::OkStatus();
   }
+  if (row.bare) return LoadStateVector(loader, checkpoint, row, name, weights);
+  if (row.part == Part::kConvolution) {
+    return LoadStateVector(loader, checkpoint, row, name + ".weight", weights);
+  }
   if (row.columns == Extent::kNone) {
     Norm& norm = weights.*MemberOf(kNorms, row.part);
     norm.kind = architecture_->norm;
     norm.cols = n;
     norm.epsilon = config_.norm_epsilon;
-    const float more = gguf ? 0 : architecture_->hugging_face_gain;
+    const bool counts_from_zero = gguf || row.part == Part::kStateNorm;
+    const float more = counts_from_zero ? 0 : architecture_->hugging_face_gain;
     float scale = 1;
     if (row.rows == Extent::kHidden) {
       // The residual stream is kept divided by a scale s, and a norm of it with epsilon / s^2 gives
@@ -241,6 +253,13 @@ absl::Status Decoder::LoadTensor(WeightLoader& loader, const TensorRow& row,
       .rows = PartsOf(row.rows),
       .lookup_only = !InLayer(row.part) && !last_stage()};
   if (const auto columns = PartsOf(row.columns); !columns.empty()) spec.columns = columns[0];
+  if (row.rows == Extent::kGatedQueries && config_.gated_attention) {
+    std::vector<ShardRange> gates = {std::exchange(spec.rows[1], spec.rows[0])};
+    spec.rows.pop_back();
+    std::swap(spec.rows, gates);
+    TREADLE_ASSIGN_OR_RETURN(weights.q_gate, loader.LoadLinear(spec));
+    spec.rows = std::move(gates);
+  }
   TREADLE_ASSIGN_OR_RETURN(Linear linear, loader.LoadLinear(spec));
   if (InExperts(row.part)) {
     (weights.*MemberOf(kExperts, row.part)).push_back(std::move(linear));
@@ -259,6 +278,14 @@ std::vector<ShardRange> Decoder::PartsOf(Extent extent) const {
       return {vocab_};
     case Extent::kQueries:
       return {Features(heads_, dim)};
+    case Extent::kGatedQueries:
+      return {Features(heads_, dim), Features(heads_, dim, queries)};
+    case Extent::kChannels:
+      return ChannelParts();
+    case Extent::kStateHeads:
+      return {ValueHeads()};
+    case Extent::kStateValues:
+      return {Features(ValueHeads(), config_.state_value_dim)};
     case Extent::kKeys:
       return {Features(kv_range_, dim)};
     case Extent::kFused:
@@ -348,9 +375,13 @@ void Decoder::ChooseTypes() {
     const bool normed = layer.attention_norm.loaded();
     layer.attention_type = layer.ffn_type = layer.down_type = DType::kF32;
     if (normed) {
-      layer.attention_type = InputTypeOf(backend_, {&layer.q, &layer.k, &layer.v, &layer.qkv});
+      layer.attention_type =
+          InputTypeOf(backend_, {&layer.q, &layer.k, &layer.v, &layer.qkv, &layer.state_input});
     }
-    layer.out_type = InputTypeOf(backend_, {&layer.out});
+    layer.out_type = DType::kF32;
+    if (layer.out.loaded() && !config_.gated_attention) {
+      layer.out_type = InputTypeOf(backend_, {&layer.out});
+    }
     // Gather has read what experts multiply, and so has the router, which is to choose well.
     if (layer.router.loaded()) continue;
     if (normed) {
@@ -373,6 +404,12 @@ absl::Status Decoder::AllocateActivations(const LoadOptions& options) {
   const int64_t freed =
       2 * std::max(inner ? options.max_batch_tokens * ffn_.size() : 0,
                    outside_.head_type != DType::kF32 ? options.max_head_rows * config_.hidden : 0);
+  // Where one norm is of all heads, each rank makes all.
+  const auto made = [&](Linear LayerWeights::*linear, int64_t otherwise) {
+    const auto of = std::ranges::find_if(
+        layer_weights_, [&](const auto& layer) { return (layer.*linear).loaded(); });
+    return of == layer_weights_.end() ? otherwise : ((*of).*linear).weight().n();
+  };
   if (fused) {
     TREADLE_RETURN_IF_ERROR(activations_->AddTogether(
         {{&normed_, config_.hidden}, {&qkv_, q_size + 2 * kv_size}}, freed));
@@ -381,12 +418,16 @@ absl::Status Decoder::AllocateActivations(const LoadOptions& options) {
     v_ = qkv_.Cols(q_size + kv_size, kv_size);
   } else {
     TREADLE_RETURN_IF_ERROR(activations_->AddTogether({{&normed_, config_.hidden},
-                                                       {&q_, layer_weights_[0].q.weight().n()},
-                                                       {&k_, layer_weights_[0].k.weight().n()},
+                                                       {&q_, made(&LayerWeights::q, q_size)},
+                                                       {&k_, made(&LayerWeights::k, kv_size)},
                                                        {&v_, kv_size}},
                                                       freed));
   }
   TREADLE_ASSIGN_OR_RETURN(attended_, activations_->Add(q_size));
+  if (config_.gated_attention) {
+    TREADLE_ASSIGN_OR_RETURN(q_gate_, activations_->Add(q_size));
+  }
+  TREADLE_RETURN_IF_ERROR(AllocateStates());
   if (any([](const auto& layer) { return layer.gate_up.loaded(); })) {
     TREADLE_ASSIGN_OR_RETURN(gate_up_, activations_->Add(2 * ffn_.size()));
     gate_ = gate_up_.Cols(0, ffn_.size());
@@ -414,8 +455,9 @@ KvView Decoder::ViewOf(size_t index, const Batch& batch, const KvPages& kv) cons
   KvView view{kv.layout, kv.layers[index], batch.sequences};
   view.slopes = Values(slopes_);
   view.sinks = Values(layer_weights_[index].sinks);
-  if (!config_.Local(layers_.begin + static_cast<int64_t>(index))) return view;
-  view.window = config_.window;
+  const int64_t layer = layers_.begin + static_cast<int64_t>(index);
+  if (!config_.HasRing(layer)) return view;
+  view.window = config_.KeepsState(layer) ? kv.layout.page_size + 1 : config_.window;
   if (!batch.window_sequences.empty()) view.sequences = batch.window_sequences;
   if (kv.window_layout.num_pages > 0) view.layout = kv.window_layout;
   return view;
@@ -427,6 +469,9 @@ LayerPass Decoder::PassOf(size_t index, const KvView& kv, Communicator* ranks, T
   const RotaryEmbedding& rotary = apart ? local_rotary_ : rotary_;
   const int64_t rows = hidden.rows;
   const Tensor gate = gate_.Rows(0, rows);
+  const auto some = [rows](const Tensor& all) {
+    return all.data == nullptr ? Tensor() : all.Rows(0, rows);
+  };
   const bool rotates =
       architecture_->rotary && config_.Rotates(layers_.begin + static_cast<int64_t>(index));
   const auto own = [&](const Tensor& all, ShardRange heads) {
@@ -445,6 +490,7 @@ LayerPass Decoder::PassOf(size_t index, const KvView& kv, Communicator* ranks, T
       .hidden = hidden,
       .attention_in = RowsAs(layer.attention_type, normed_, rows),
       .q = q_.Rows(0, rows),
+      .q_gate = some(q_gate_),
       .k = k_.Rows(0, rows),
       .v = v_.Rows(0, rows),
       .own_q = own(q_, heads_),
@@ -456,7 +502,12 @@ LayerPass Decoder::PassOf(size_t index, const KvView& kv, Communicator* ranks, T
       .up = up_.Rows(0, rows),
       .gate_up = layer.gate_up.loaded() ? gate_up_.Rows(0, rows) : Tensor(),
       .inner = layer.down_type == DType::kF32 ? gate : Freed(layer.down_type, rows, ffn_.size()),
-      .half = half_.data == nullptr ? Tensor() : half_.Rows(0, rows),
+      .half = some(half_),
+      .state_in = some(state_in_),
+      .state_gate = some(state_gate_),
+      .state_out = some(state_out_),
+      .state_beta = some(state_beta_),
+      .state_decay = some(state_decay_),
       .experts = experts_,
       .expert_use = expert_use_};
 }

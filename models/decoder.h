@@ -48,12 +48,21 @@ struct LayerWeights {
   Buffer sinks;                   // [heads] f32
   Linear q;                       // [heads * head_dim, hidden]; where one norm is of all: all
   Linear k, v;                    // [kv_heads * head_dim, hidden]; likewise k
-  Linear qkv;                     // the three as one
+  Linear q_gate;                  // as q, of gated attention
+  Linear qkv;                     // q, k and v as one
   Linear out;                     // [hidden, heads * head_dim]
-  Linear gate, up;                // [ffn_hidden, hidden]
-  Linear gate_up;                 // the two as one
-  Linear down;                    // [hidden, ffn_hidden]
-  Linear router;                  // [experts, hidden]
+  // Of layers that keep a state.
+  Linear state_input;                // [channels, hidden]
+  Linear state_gate;                 // [state_heads * state_value_dim, hidden]
+  Linear state_beta, state_decay;    // [state_heads, hidden]
+  Linear state_output;               // [hidden, state_heads * state_value_dim]
+  Norm state_norm;                   // [state_value_dim]
+  Buffer convolution;                // [taps, channels] f32
+  Buffer decay_rates, decay_biases;  // [state_heads] f32
+  Linear gate, up;                   // [ffn_hidden, hidden]
+  Linear gate_up;                    // the two as one
+  Linear down;                       // [hidden, ffn_hidden]
+  Linear router;                     // [experts, hidden]
   // The gate, up and down of each expert. [experts]
   std::vector<Linear> expert_gate, expert_up, expert_down;
   // The types of the products' inputs.
@@ -73,6 +82,7 @@ struct LayerPass {
   Tensor hidden;        // [num_tokens, hidden], the residual stream
   Tensor attention_in;  // [num_tokens, hidden], of the type that its products read
   Tensor q;             // [num_tokens, heads * head_dim], as LayerWeights::q makes it
+  Tensor q_gate;        // as q, of gated attention
   Tensor k, v;          // [num_tokens, kv_heads * head_dim]; likewise k
   Tensor own_q, own_k;  // the heads of q and k that are this rank's
   Tensor qkv;           // the three side by side, where one matrix makes them
@@ -82,6 +92,9 @@ struct LayerPass {
   Tensor gate_up;       // the two side by side, where one matrix makes them
   Tensor inner;         // [num_tokens, ffn_hidden], likewise
   Tensor half;          // [num_tokens, hidden], what is normalized before it is added
+  Tensor state_in;      // [num_tokens, channels]; this and those below: of layers that keep a state
+  Tensor state_gate, state_out;    // [num_tokens, state_heads * state_value_dim]
+  Tensor state_beta, state_decay;  // [num_tokens, state_heads]
   ExpertRows& experts;
   ExpertUse& expert_use;
 
@@ -102,6 +115,8 @@ struct LayerPass {
   // attended = softmax(q K^T / sqrt(d)) V of each head, d its size or what the model says, once k
   // and v are in the cache; q and k rotate first.
   void Attend() const;
+  // hidden += what a layer that keeps a state makes of x, [num_tokens, hidden].
+  absl::Status AddState(const LayerWeights& weights, Tensor x) const;
   void RotateAlone(Tensor x, const RotaryTable& by) const;
   // hidden += norm(W x + b), of the sum over all ranks; without a norm where it is not loaded.
   absl::Status AddProduct(const Linear& linear, Tensor x, const Norm& by = {}) const;
@@ -126,7 +141,14 @@ class Decoder : public Model {
  private:
   bool Needs(Part part) const;
   absl::Status LoadTensor(WeightLoader& loader, const TensorRow& row, const std::string& name,
-                          Checkpoint::Kind kind, LayerWeights& weights);
+                          const Checkpoint& checkpoint, LayerWeights& weights);
+  absl::Status LoadStateVector(WeightLoader& loader, const Checkpoint& checkpoint,
+                               const TensorRow& row, const std::string& name,
+                               LayerWeights& weights);
+  absl::Status AllocateStates();
+  // This rank's of states: of value heads, and of channels.
+  ShardRange ValueHeads() const;
+  std::vector<ShardRange> ChannelParts() const;
   absl::Status LoadRotary(const Checkpoint& checkpoint, int64_t max_positions);
   absl::Status LoadSlopes();
   absl::Status LoadScale();
@@ -162,12 +184,14 @@ class Decoder : public Model {
   std::unique_ptr<Activations> activations_;
   Tensor normed_;     // [num_tokens, hidden]
   Tensor q_;          // [num_tokens, heads * head_dim]
+  Tensor q_gate_;     // as q_, of gated attention
   Tensor k_, v_;      // [num_tokens, kv_heads * head_dim]
   Tensor qkv_;        // [num_tokens, (heads + 2 * kv_heads) * head_dim], instead of the three
   Tensor attended_;   // [num_tokens, heads * head_dim]
   Tensor gate_, up_;  // [num_tokens, ffn_hidden]
   Tensor gate_up_;    // [num_tokens, 2 * ffn_hidden], instead of the two
   Tensor half_;       // [num_tokens, hidden], where halves of layers are normalized
+  Tensor state_in_, state_gate_, state_out_, state_beta_, state_decay_;  // as LayerPass'
 };
 
 }  // namespace treadle

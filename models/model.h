@@ -61,6 +61,9 @@ struct ShardRange {
   int64_t size() const { return end - begin; }
 };
 
+// A rank's part of the states that some layers keep.
+StateLayout StateLayoutOf(const ModelConfig& config, Shard shard = {});
+
 struct LoadOptions {
   LayerRange layers;                     // begin == end: all layers
   Shard shard;                           // the whole by default; checked by CheckShard
@@ -95,6 +98,8 @@ class Model {
   ShardRange vocab() const { return vocab_; }
   // This rank's K/V heads: all, a part, or one that several ranks hold.
   int64_t kv_heads() const { return kv_heads_; }
+  // What this rank's layers that keep a state have in a page; none does: as it is by default.
+  StateLayout state_layout() const { return StateLayoutOf(config_, shard_); }
   uint64_t weight_bytes() const { return weight_bytes_; }  // packed, on the device
   // Bytes outside of layers: embedding, final norm, head, and what every range of layers has.
   uint64_t outside_bytes() const { return outside_bytes_; }

@@ -34,7 +34,8 @@ Unit UnitOf(Extent what, const Checkpoint& checkpoint, const WeightPlan& weights
 }
 
 // The reason why the model cannot run on `size` ranks; empty: it can.
-std::string Obstacle(const ModelConfig& config, const Unit& attention, const Unit& ffn, int size) {
+std::string Obstacle(const ModelConfig& config, const Unit& attention, const Unit& states,
+                     const Unit& ffn, int size) {
   const auto cut = [](const Unit& unit) {
     return Str("'", unit.tensor->name, "' in ", unit.format->name, " can be cut at multiples of ",
                unit.columns, " columns only");
@@ -49,6 +50,16 @@ std::string Obstacle(const ModelConfig& config, const Unit& attention, const Uni
   const int64_t columns = config.heads / size * config.head_dim;
   if (columns % attention.columns != 0) {
     return Str(cut(attention), ", and a rank would hold ", columns);
+  }
+  if (config.attention_every > 0 && config.state_key_heads % size != 0) {
+    return Str(config.state_key_heads, " key heads of states cannot be divided by ", size);
+  }
+  if (config.tiled_states && config.state_heads > config.state_key_heads) {
+    return "its states' value heads take turns, so that no range of columns is a rank's";
+  }
+  if (const int64_t values = config.state_heads / size * config.state_value_dim;
+      values % states.columns != 0) {
+    return Str(cut(states), ", and a rank would hold ", values);
   }
   if (config.ffn_hidden / ffn.columns < size) {
     if (ffn.tensor == nullptr) return Str("there are only ", config.ffn_hidden, " inner features");
@@ -85,6 +96,10 @@ ShardRange FfnFeatures(const Checkpoint& checkpoint, const WeightPlan& weights, 
   return PartOf(features, features / aligned >= shard.size ? aligned : unit, shard);
 }
 
+StateLayout StateLayoutOf(const ModelConfig& config, Shard shard) {
+  return config.StateOf(PartOf(config.state_key_heads, 1, shard).size());
+}
+
 absl::Status CheckShard(const Checkpoint& checkpoint, const WeightPlan& weights, int size) {
   const ModelConfig& config = checkpoint.config();
   if (size < 1) {
@@ -94,14 +109,16 @@ absl::Status CheckShard(const Checkpoint& checkpoint, const WeightPlan& weights,
   if (size == 1) return absl::OkStatus();
   const Unit attention = UnitOf(Extent::kQueries, checkpoint, weights);
   const Unit ffn = UnitOf(Extent::kInner, checkpoint, weights);
-  const auto works = [&](int ranks) { return Obstacle(config, attention, ffn, ranks).empty(); };
+  const Unit states = UnitOf(Extent::kStateValues, checkpoint, weights);
+  const auto obstacle = [&](int ranks) { return Obstacle(config, attention, states, ffn, ranks); };
+  const auto works = [&](int ranks) { return obstacle(ranks).empty(); };
   if (works(size)) return absl::OkStatus();
   int below = size - 1;
   while (below > 1 && !works(below)) --below;  // one rank always works
   int above = size + 1;
   while (above <= config.heads && !works(above)) ++above;
   return InvalidArgument(checkpoint.path(), ": tensor parallelism over ", size,
-                         " ranks: ", Obstacle(config, attention, ffn, size), "; ", below,
+                         " ranks: ", obstacle(size), "; ", below,
                          above <= config.heads ? Str(" or ", above) : "", " would work");
 }
 

@@ -7,11 +7,10 @@
 #include <sstream>
 
 #include "base/status.h"
+#include "engine/plan/defaults.h"
 #include "models/text/tokenizer.h"
 
 namespace treadle {
-
-constexpr int64_t kPageSize = 64;
 
 absl::StatusOr<std::unique_ptr<TeacherForcedModel>> TeacherForcedModel::Create(
     const Checkpoint& checkpoint, std::unique_ptr<Backend> backend, const Options& options) {
@@ -25,8 +24,10 @@ absl::StatusOr<std::unique_ptr<TeacherForcedModel>> TeacherForcedModel::Create(
   load.max_context = options.window;
   TREADLE_ASSIGN_OR_RETURN(out->model_, Model::Load(checkpoint, *out->backend_, load));
   const ModelConfig& config = out->model_->config();
-  out->layout_ = {config.kv_heads, config.head_dim, kPageSize,
-                  (options.window + kPageSize - 1) / kPageSize, options.kv_dtype};
+  out->layout_ = {config.kv_heads, config.head_dim, kDefaultPageSize,
+                  (options.window + kDefaultPageSize - 1) / kDefaultPageSize, options.kv_dtype};
+  out->states_ = out->layout_;
+  out->states_.state = out->model_->state_layout();
   out->pages_.resize(static_cast<size_t>(out->layout_.num_pages));
   std::iota(out->pages_.begin(), out->pages_.end(), 0);
   const auto allocate = [&](Buffer& buffer, int64_t bytes) -> absl::Status {
@@ -34,7 +35,7 @@ absl::StatusOr<std::unique_ptr<TeacherForcedModel>> TeacherForcedModel::Create(
     return absl::OkStatus();
   };
   const int64_t layer_bytes =
-      static_cast<int64_t>(out->layout_.PageBytes()) * out->layout_.num_pages;
+      std::max(out->layout_.PageBytes(), out->states_.PageBytes()) * out->layout_.num_pages;
   const auto float_bytes = static_cast<int64_t>(sizeof(float));
   TREADLE_RETURN_IF_ERROR(allocate(out->cache_, layer_bytes * config.layers));
   TREADLE_RETURN_IF_ERROR(allocate(out->head_input_, kTileRows * config.hidden * float_bytes));
@@ -57,7 +58,8 @@ void TeacherForcedModel::Forward(std::span<const int32_t> tokens, Tensor hidden)
                                .pages = pages_.data()};
     const Batch batch = {tokens.subspan(begin, count), positions, {&span, 1}};
     TREADLE_CHECK(
-        model_->Forward(batch, {layout_, layers_}, nullptr, hidden.Rows(begin, count)).ok());
+        model_->Forward(batch, {layout_, layers_, states_}, nullptr, hidden.Rows(begin, count))
+            .ok());
   }
   TREADLE_CHECK(backend_->Synchronize().ok());
 }

@@ -51,7 +51,7 @@ absl::StatusOr<KvCache> KvCache::Create(Backend& backend, const Model& model,
                                         const Options& options) {
   const ModelConfig& config = model.config();
   const auto [begin, end] = model.layers();
-  const int64_t local = config.LocalLayers(begin, end);
+  const int64_t local = config.RingLayers(begin, end);
   const ByKind<int64_t> layers({end - begin - local, local});
   TREADLE_RETURN_IF_ERROR(CheckOptions(options, layers, backend));
   ByKind<KvLayout> layouts;
@@ -64,6 +64,7 @@ absl::StatusOr<KvCache> KvCache::Create(Backend& backend, const Model& model,
                      .dtype = options.dtype,
                      .key_order = backend.key_order(),
                      .layers = layers[kind]};
+    if (kind == PageKind::kWindow) layouts[kind].state = model.state_layout();
     int64_t of_kind = 0;
     if (__builtin_mul_overflow(layouts[kind].PageStride(), options.num_pages[kind], &of_kind) ||
         __builtin_add_overflow(bytes, of_kind, &bytes)) {
@@ -93,7 +94,7 @@ absl::StatusOr<KvCache> KvCache::Create(Backend& backend, const Model& model,
   }
   ByKind<std::byte*> part = cache.first_;
   for (int64_t layer = begin; layer < end; ++layer) {
-    const PageKind kind = config.Local(layer) ? PageKind::kWindow : PageKind::kWhole;
+    const PageKind kind = config.HasRing(layer) ? PageKind::kWindow : PageKind::kWhole;
     cache.kinds_.push_back(kind);
     cache.layers_.push_back(part[kind]);
     part[kind] += layouts[kind].PageBytes();

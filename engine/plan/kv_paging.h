@@ -1,10 +1,13 @@
 // The pages of the K/V cache that a request takes.
 //
 // A whole page holds page_size positions of the layers that see everything, a window page as many
-// of the layers that see a window (ModelConfig::Local). A model has pages of one kind or of both,
-// numbered apart. Whole pages keep all that a sequence writes. Its window pages are a ring: beyond
-// its last page it begins again with the first, whose positions nobody sees any more. So a sequence
-// reserves both once, at admission, and no page changes hands while it runs.
+// of the layers that see a window or keep a state (ModelConfig::HasRing). A model has pages of one
+// kind or of both, numbered apart. Whole pages keep all that a sequence writes. Its window pages
+// are a ring: beyond its last page it begins again with the first, whose positions nobody sees any
+// more. So a sequence reserves both once, at admission, and no page changes hands while it runs.
+//
+// A state's page follows from the one before it (kernels/state_layout.h), so that its ring is two
+// pages and its window a page and the position itself.
 //
 // Thread safety: values and pure functions.
 #pragma once
@@ -76,14 +79,19 @@ struct KvPaging {
   int64_t window = 0;     // positions that the layers with a window see; 0: none has one
 
   // A step of `max_batch_tokens` rows writes them all before the first of them looks back: the ring
-  // has a slot for each position of both.
+  // has a slot for each position of both. Rows of a state are written one after the other.
   static KvPaging Of(const ModelConfig& config, int64_t page_size, int64_t max_batch_tokens) {
-    const int64_t local = config.LocalLayers(0, config.layers);
-    const int64_t together = config.window + max_batch_tokens - 1;
+    const int64_t rings = config.RingLayers(0, config.layers);
+    const int64_t window = WindowOf(config, page_size);
+    const int64_t together = window + max_batch_tokens - 1;
+    const int64_t ring = config.attention_every > 0 ? 2 : (together + page_size - 1) / page_size;
     return {.page_size = page_size,
-            .ring = local > 0 ? (together + page_size - 1) / page_size : 0,
-            .whole = local < config.layers,
-            .window = config.window};
+            .ring = rings > 0 ? ring : 0,
+            .whole = rings < config.layers,
+            .window = window};
+  }
+  static int64_t WindowOf(const ModelConfig& config, int64_t page_size) {
+    return config.attention_every > 0 ? page_size + 1 : config.window;
   }
 
   // The first page that holds something which the row at `position` sees through its window.

@@ -337,7 +337,8 @@ absl::Status SequenceTable::CheckOutputs(const Step& step) const {
 absl::Status SequenceTable::CheckRing(const Step& step, const Target& target) const {
   const int64_t held = RingOf(target.start->pages[PageKind::kWindow]) * limits_.page_size;
   if (held == 0) return absl::OkStatus();
-  const int64_t end = std::max(target.written, int64_t{step.first_position} + step.num_tokens);
+  const int64_t written = int64_t{step.first_position} + step.num_tokens;
+  const int64_t end = limits_.in_order ? target.written : std::max(target.written, written);
   const int64_t seen = std::max<int64_t>(0, step.first_position - limits_.window + 1);
   if (end - seen <= held) return absl::OkStatus();
   return InvalidArgument("step of sequence ", step.sequence, ": position ", step.first_position,

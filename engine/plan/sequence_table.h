@@ -91,7 +91,8 @@ class SequenceTable {
   struct Limits {
     int64_t page_size = 0;
     PageCounts num_pages;
-    int64_t window = 0;  // positions that local layers see
+    int64_t window = 0;     // KvPaging::window
+    bool in_order = false;  // a step's rows are written one after the other (states)
     int64_t vocab = 0;
     int64_t context = 0;  // positions that the model can run
     int64_t max_batch_tokens = 0;

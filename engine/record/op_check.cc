@@ -272,6 +272,17 @@ class CheckingBackend final : public ForwardingBackend, public CheckedBackend {
     for (int32_t page = 0; page < layout.num_pages; ++page) {
       std::byte* const is = scratch.OriginalPage(page);
       std::byte* const should = scratch.data() + page * layout.PageBytes();
+      if (layout.state.present()) {
+        const int64_t floats = layout.state.Floats(layout.page_size);
+        for (int64_t i = 0; i < floats; ++i) {
+          const float a = LoadElement(DType::kF32, is, i), b = LoadElement(DType::kF32, should, i);
+          if (!Differs(a, b, error[i])) continue;
+          return Find(Str(op, " (state)"), scratch.OriginalOf(page),
+                      Str("element ", i, " is ", a, ", the reference's ", b));
+        }
+        error += floats;
+        continue;
+      }
       for (int64_t at = 0; at < 2 * layout.PartElements(); ++at) {
         const bool value = at >= layout.PartElements();
         const int64_t i = at % layout.head_dim;

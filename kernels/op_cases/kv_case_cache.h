@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <deque>
 #include <span>
 #include <vector>
@@ -73,6 +74,7 @@ class KvCaseCache {
   void FillSlot(size_t sequence, int64_t position, Random& random) {
     std::byte* page = initial_.data() + PageAt(sequence, position);
     const int64_t slot = position % layout_.page_size;
+    if (layout_.state.present()) return FillStateSlot(reinterpret_cast<float*>(page), slot, random);
     for (int64_t head = 0; head < layout_.kv_heads; ++head) {
       std::vector<float> key, value;
       for (int64_t i = 0; i < layout_.head_dim; ++i) {
@@ -84,6 +86,28 @@ class KvCaseCache {
       KvRow(layout_, page, KvPart::kKey, head, slot).Store(key.data());
       KvRow(layout_, page, KvPart::kValue, head, slot).Store(value.data());
     }
+  }
+  // What a position leaves in a state page; its first one makes what lies before, too.
+  void FillStateSlot(float* page, int64_t slot, Random& random) {
+    const StateLayout& state = layout_.state;
+    const int64_t size = layout_.page_size;
+    const auto fill = [&](int64_t at, int64_t count, auto value) {
+      for (int64_t i = at; i < at + count; ++i) page[i] = value(page + i);
+    };
+    const auto normal = [&](float*) { return random.Normal(); };
+    const int64_t before = (state.taps - 1) * state.channels;
+    fill(before + slot * state.channels, state.channels, normal);
+    if (slot == 0) fill(0, before, normal);
+    if (state.heads == 0) return;
+    const int64_t keys = state.key_heads * state.key_dim;
+    const float root = std::sqrt(static_cast<float>(state.key_dim));
+    fill(state.Keys(size) + slot * keys, keys, [&](float*) { return random.Normal() / root; });
+    const int64_t changes = state.heads * state.value_dim;
+    fill(state.Changes(size) + slot * changes, changes, normal);
+    fill(state.Decays(size) + slot * state.heads, state.heads, [&](const float* at) {
+      return (slot == 0 ? 0 : *(at - state.heads)) - 0.1f * std::fabs(random.Normal());
+    });
+    if (slot == 0) fill(state.State(size), state.heads * state.key_dim * state.value_dim, normal);
   }
   int64_t PageAt(size_t sequence, int64_t position) const {
     return (1 + pages_[sequence][position / layout_.page_size]) * layout_.PageBytes();

@@ -111,29 +111,6 @@ GuardedTensor& PrepareSequences(OpRun& run, Random& random, bool fill_chunk, Rol
   return q;
 }
 
-// The part of the batch in rows [begin, begin + count), rows counted from `begin`.
-KvView PartOf(const OpRun& run, int64_t begin, int64_t count, std::vector<SequenceSpan>& spans) {
-  const std::vector<CaseSequence>& sequences = run.op_case().sequences;
-  spans.clear();
-  int64_t row = 0;
-  for (size_t s = 0; s < sequences.size(); ++s) {
-    const int64_t first = std::max(row, begin);
-    const int64_t end = std::min(row + sequences[s].rows, begin + count);
-    if (sequences[s].live && first < end) {
-      spans.push_back(
-          {.first_row = static_cast<int32_t>(first - begin),
-           .num_rows = static_cast<int32_t>(end - first),
-           .first_position = static_cast<int32_t>(sequences[s].first_position + first - row),
-           .pages = run.cache->PagesOf(s)});
-    }
-    row += sequences[s].rows;
-  }
-  return {.layout = run.cache->layout(),
-          .pages = run.cache->pages(),
-          .sequences = spans,
-          .window = run.op_case().window};
-}
-
 void PrepareRotation(OpRun& run, uint64_t seed) {
   const OpCase& c = run.op_case();
   Random random(seed);
@@ -167,7 +144,7 @@ void PrepareRotation(OpRun& run, uint64_t seed) {
                                                                             int64_t count) mutable {
     run.backend().RotateAndStoreKv(q.Rows(begin, count), k.Rows(begin, count), v.Rows(begin, count),
                                    table.half_dim > 0 ? &table : nullptr,
-                                   PartOf(run, begin, count, spans));
+                                   run.ViewOf(begin, count, spans));
   };
   const auto stored = static_cast<double>(SizeOf(c.kv.dtype)) / sizeof(float);
   run.bytes_moved = 2 * q.bytes() + (2 + 2 * stored) * k.bytes();
@@ -188,7 +165,7 @@ void PrepareAttention(OpRun& run, uint64_t seed) {
   sinks.Fill([&] { return 2 * random.Normal(); });  // some above all scores
   run.call = [&run, &c, &q, &slopes, &sinks, &out, scale, spans = std::vector<SequenceSpan>()](
                  int64_t begin, int64_t count) mutable {
-    KvView kv = PartOf(run, begin, count, spans);
+    KvView kv = run.ViewOf(begin, count, spans);
     if (c.sloped) kv.slopes = slopes.view().Row<float>(0);
     if (c.sunk) kv.sinks = sinks.view().Row<float>(0);
     run.backend().Attention(q.Rows(begin, count), kv, scale, out.Rows(begin, count));

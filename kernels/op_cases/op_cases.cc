@@ -52,6 +52,28 @@ const GuardedTensor& OpRun::tensor(std::string_view name) const {
   return *found;
 }
 
+KvView OpRun::ViewOf(int64_t begin, int64_t count, std::vector<SequenceSpan>& spans) const {
+  const std::vector<CaseSequence>& sequences = op_case_.sequences;
+  spans.clear();
+  int64_t row = 0;
+  for (size_t s = 0; s < sequences.size(); ++s) {
+    const int64_t first = std::max(row, begin);
+    const int64_t end = std::min(row + sequences[s].rows, begin + count);
+    if (sequences[s].live && first < end) {
+      spans.push_back(
+          {.first_row = static_cast<int32_t>(first - begin),
+           .num_rows = static_cast<int32_t>(end - first),
+           .first_position = static_cast<int32_t>(sequences[s].first_position + first - row),
+           .pages = cache->PagesOf(s)});
+    }
+    row += sequences[s].rows;
+  }
+  return {.layout = cache->layout(),
+          .pages = cache->pages(),
+          .sequences = spans,
+          .window = op_case_.window};
+}
+
 GuardedTensor& OpRun::AddForProducts(std::string_view name, int64_t rows, int64_t cols) {
   DType dtype = DType::kF32;
   if (op_case_.input_type) {

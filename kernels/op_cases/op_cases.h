@@ -65,14 +65,15 @@ struct OpCase {
   // MatMul: projection i reads and makes but [i rows / 4, (i + 2) rows / 4), as experts do.
   bool parts = false;
 
-  int64_t chosen = 0;      // Route, Mix: experts of a row
+  int64_t chosen = 0;      // Route, Mix: experts of a row; SigmoidGate: 1 if it has one gate
   bool normalize = false;  // Route
 
-  // RotateAndStoreKv, Attention, CopyPages
+  // RotateAndStoreKv, Attention, CopyPages; with states: Convolve, GatedDelta
   int64_t heads = 0;
   KvLayout kv = {};
   int64_t rotary_dims = 0;  // rotated elements per head; 0: no rotation
   std::vector<CaseSequence> sequences = {};
+  bool silu = false;    // Convolve
   int64_t window = 0;   // Attention
   bool sloped = false;  // likewise (KvView::slopes)
   bool sunk = false;    // likewise (KvView::sinks)
@@ -150,6 +151,9 @@ class OpRun {
     return tensors.emplace_back(backend_, name, role, rows, cols, dtype);
   }
   const GuardedTensor& tensor(std::string_view name) const;  // the first of this name
+  // The cache, and the part of the batch in rows [begin, begin + count), which are counted from
+  // `begin`; spans: what it points to.
+  KvView ViewOf(int64_t begin, int64_t count, std::vector<SequenceSpan>& spans) const;
   // As Add, of an output that an op without weights leaves for products (OpCase::input_type).
   GuardedTensor& AddForProducts(std::string_view name, int64_t rows, int64_t cols);
 

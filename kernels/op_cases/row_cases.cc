@@ -100,7 +100,7 @@ constexpr float kSwiGluLimit = 1.5f;  // which many values exceed
 void PrepareActivation(OpRun& run, uint64_t seed) {
   const OpCase& c = run.op_case();
   const auto [x, out] = AddInOut(run);
-  GuardedTensor& up = run.Add("up", Role::kInput, c.rows, c.cols);
+  GuardedTensor& up = run.Add("up", Role::kInput, c.rows, c.chosen > 0 ? c.chosen : c.cols);
   Random random(seed);
   constexpr float kEdges[] = {0.0f, -0.0f, 88.0f, -88.0f, 104.0f, -104.0f, 1e5f, -1e5f, 1e-30f};
   x.Fill([&] {
@@ -110,6 +110,9 @@ void PrepareActivation(OpRun& run, uint64_t seed) {
   run.call = [&run, &c, &x = x, &out = out, &up](int64_t begin, int64_t count) {
     const Tensor from = x.Rows(begin, count), to = out.Rows(begin, count);
     if (c.op == Op::kGelu) return run.backend().Gelu(from, to);
+    if (c.op == Op::kSigmoidGate) {
+      return run.backend().SigmoidGate(up.Rows(begin, count), from, to);
+    }
     if (c.op == Op::kGeluErf) return run.backend().GeluErf(from, to);
     if (c.op == Op::kRelu) return run.backend().Relu(from, to);
     if (c.op == Op::kGeGlu) return run.backend().GeGlu(from, up.Rows(begin, count), to);
@@ -118,7 +121,8 @@ void PrepareActivation(OpRun& run, uint64_t seed) {
     }
     run.backend().SwiGlu(from, up.Rows(begin, count), to);
   };
-  const bool gated = c.op == Op::kSwiGlu || c.op == Op::kClampedSwiGlu || c.op == Op::kGeGlu;
+  const bool gated = c.op == Op::kSwiGlu || c.op == Op::kClampedSwiGlu || c.op == Op::kGeGlu ||
+                     c.op == Op::kSigmoidGate;
   run.bytes_moved = x.bytes() + out.bytes() + (gated ? up.bytes() : 0);
   run.operations_done = 8 * Elements(run);
 }
@@ -127,6 +131,14 @@ template <Op kOp>
 void AddGated(std::vector<OpCase>& cases) {
   const OpCase plain = {.op = kOp, .cols = 1536};
   AddShapes(cases, plain, {.op = kOp, .in_place = true}, plain);
+}
+void AddSigmoidGates(std::vector<OpCase>& cases) {
+  AddGated<Op::kSigmoidGate>(cases);
+  cases.push_back({.name = "sigmoid_gate/one/rows=17",
+                   .op = Op::kSigmoidGate,
+                   .rows = 17,
+                   .cols = 576,
+                   .chosen = 1});
 }
 template <Op op>
 void AddActivations(std::vector<OpCase>& cases) {
@@ -170,6 +182,7 @@ extern const OpRow kSwiGluRow = {"swiglu", AddGated<Op::kSwiGlu>, PrepareActivat
 extern const OpRow kClampedSwiGluRow = {"clamped_swiglu", AddGated<Op::kClampedSwiGlu>,
                                         PrepareActivation};
 extern const OpRow kGeGluRow = {"geglu", AddGated<Op::kGeGlu>, PrepareActivation};
+extern const OpRow kSigmoidGateRow = {"sigmoid_gate", AddSigmoidGates, PrepareActivation};
 extern const OpRow kGeluRow = {"gelu", AddActivations<Op::kGelu>, PrepareActivation};
 extern const OpRow kGeluErfRow = {"gelu_erf", AddActivations<Op::kGeluErf>, PrepareActivation};
 extern const OpRow kReluRow = {"relu", AddActivations<Op::kRelu>, PrepareActivation};

@@ -94,6 +94,10 @@ void TolerantReference::GeGlu(Tensor gate, Tensor up, Tensor out) {
   WritesElements(gate, up, out, [](double x, double y) { return 7 * std::fabs(x * y); });
   below().GeGlu(gate, up, out);
 }
+void TolerantReference::SigmoidGate(Tensor gate, Tensor x, Tensor out) {
+  WritesElements(x, x, out, [](double value, double) { return 12 * std::fabs(value); });
+  below().SigmoidGate(gate, x, out);
+}
 void TolerantReference::Gelu(Tensor x, Tensor out) {
   WritesElements(x, x, out, [](double x, double) { return 6 * std::fabs(x); });
   below().Gelu(x, out);

@@ -46,7 +46,7 @@ struct OpTolerances {
   };
   std::vector<Output> outputs;
   // RotateAndStoreKv, CopyPages: of the cache, [num_pages, 2 * PartElements], K by
-  // KeyOrder::kByFeature.
+  // KeyOrder::kByFeature. Convolve, GatedDelta: [num_pages, floats of a page].
   std::vector<float> cache;
   // Sample, SampleShard: of FieldsOf each row's result, one row after the other.
   std::vector<float> fields;

@@ -75,6 +75,15 @@ void ReferenceBackend::GeGlu(Tensor gate, Tensor up, Tensor out) {
   }
 }
 
+void ReferenceBackend::SigmoidGate(Tensor gate, Tensor x, Tensor out) {
+  for (int64_t row = 0; row < out.rows; ++row) {
+    for (int64_t i = 0; i < out.cols; ++i) {
+      const double by = gate.Row<float>(row)[gate.cols == 1 ? 0 : i];
+      out.Row<float>(row)[i] = static_cast<float>(x.Row<float>(row)[i] / (1 + std::exp(-by)));
+    }
+  }
+}
+
 void ReferenceBackend::Gelu(Tensor x, Tensor out) {
   for (int64_t row = 0; row < x.rows; ++row) {
     for (int64_t i = 0; i < x.cols; ++i) {

@@ -39,6 +39,15 @@ enum class Part {
   kKNorm,
   kSinks,  // a logit of each head (KvView::sinks)
   kAttentionOutput,
+  kStateInput,  // of layers that keep a state: queries, keys and values, before a convolution
+  kStateGate,
+  kStateBeta,
+  kStateDecay,
+  kConvolution,  // [channels, taps]
+  kDecayRate,    // of each value head; logarithms in folders, less than 0 in GGUF
+  kDecayBias,
+  kStateNorm,
+  kStateOutput,
   kPostAttentionNorm,  // of what is added to the residual stream
   kFfnNorm,
   kGate,
@@ -52,6 +61,13 @@ enum class Part {
   kPostFfnNorm  // of what is added
 };
 constexpr bool InLayer(Part part) { return part >= Part::kAttentionNorm; }
+// Only layers that keep a state have it, or only those that attend.
+constexpr bool InState(Part part) {
+  return part >= Part::kStateInput && part <= Part::kStateOutput;
+}
+constexpr bool InAttention(Part part) {
+  return part >= Part::kQkv && part <= Part::kAttentionOutput;
+}
 // A layer has such a matrix for each expert.
 constexpr bool InExperts(Part part) {
   return part >= Part::kExpertGate && part <= Part::kExpertDown;
@@ -63,6 +79,8 @@ enum class Extent {
   kNone,  // the columns of a vector
   kHidden,
   kHeadDim,
+  kStateValueDim,
+  kTaps,
   kContext,
   kExperts,
   kAllQueries,  // of all ranks, as one norm wants them; the rows of kQueries
@@ -70,10 +88,14 @@ enum class Extent {
   kVocab,       // from here on, divided among ranks
   kHeads,
   kQueries,
-  kKeys,   // or values
-  kFused,  // queries, keys and values
-  kInner,  // features of the feed-forward network, or of an expert
-  kGateUp  // the gate's, then as many of what it gates
+  kGatedQueries,  // of each head its query, then its gate
+  kKeys,          // or values
+  kFused,         // queries, keys and values
+  kStateHeads,    // value heads of a state
+  kStateValues,   // their features
+  kChannels,      // queries, keys and values of a state
+  kInner,         // features of the feed-forward network, or of an expert
+  kGateUp         // the gate's, then as many of what it gates
 };
 int64_t SizeOf(Extent extent, const ModelConfig& config);
 
@@ -91,8 +113,10 @@ struct TensorRow {
   Extent columns = Extent::kNone;
   // Null: has no bias.
   bool (*bias)(const ModelConfig&) = nullptr;
-  // Null: every model has it. A model has one of the rows with the same name in a file.
+  // Null: every model has it, in layers of its kind. A model has one of the rows with the same name
+  // in a file.
   bool (*present)(const ModelConfig&) = nullptr;
+  bool bare = false;  // its names are whole: ".weight" is not in them
 };
 
 enum class NormKind { kRms, kLayer };  // the second has biases
@@ -157,6 +181,8 @@ struct Architecture {
   // ModelConfig::query_scalar, which no key of GGUF says; null: the size of a head.
   int64_t (*gguf_query_scalar)(const ModelConfig&) = nullptr;
   bool grouped = true;  // heads of any size may share K and V; else all are one hidden size's
+  bool states = false;  // most layers keep a state (ModelConfig::attention_every)
+  bool gated_attention = false;  // ModelConfig's
   ConfigJson config_json;
   std::string_view hugging_face_layers = "model.layers.";  // before a layer's number
   std::string_view hugging_face_prefix = {};               // before all but the head, in some files
@@ -219,6 +245,10 @@ std::optional<int64_t> PeriodOf(const std::vector<bool>& special);
 
 // The tensors that a model has.
 std::vector<const TensorRow*> TensorsOf(const ModelConfig& config);
+// Whether a layer has such a tensor of them.
+inline bool InLayer(const TensorRow& row, const ModelConfig& config, int64_t layer) {
+  return InLayer(row.part) && !(config.KeepsState(layer) ? InAttention : InState)(row.part);
+}
 
 // A tensor by its name in a file; of rows of that name, the one that the model has, where its
 // configuration is given.

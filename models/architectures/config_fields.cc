@@ -23,6 +23,7 @@ constexpr bool (*kLocalBase)(const Architecture&) = [](const Architecture& a) {
 constexpr bool (*kMultipliers)(const Architecture&) = [](const Architecture& a) {
   return a.multipliers;
 };
+constexpr bool (*kStates)(const Architecture&) = [](const Architecture& a) { return a.states; };
 constexpr bool (*kExperts)(const Architecture&) = [](const Architecture& a) { return a.experts; };
 
 // Families that say in config.json whether halves of a layer follow each other.
@@ -76,6 +77,21 @@ constexpr ConfigField<C> kModel[] = {
      "num_experts_per_tok", "expert_used_count", kExperts},
     {"normalized_experts", &C::normalized_experts, nullptr, 0, 0, nullptr, "expert_weights_norm",
      kExperts},
+    {"attention_every", &C::attention_every, "layers per one that attends", 2, 1 << 12,
+     "full_attention_interval", "full_attention_interval", kStates,
+     [](const C& c) { return int64_t{ArchitectureOf(c).states ? 4 : 0}; }},
+    {"state_key_heads", &C::state_key_heads, "key heads of states", 1, 1 << 14,
+     "linear_num_key_heads", "ssm.group_count", kStates},
+    {"state_heads", &C::state_heads, "value heads of states", 1, 1 << 14, "linear_num_value_heads",
+     "ssm.time_step_rank", kStates},
+    {"state_key_dim", &C::state_key_dim, "key size of states", 1, 1 << 12, "linear_key_head_dim",
+     "ssm.state_size", kStates},
+    {"state_value_dim", &C::state_value_dim, "value size of states", 1, 1 << 12,
+     "linear_value_head_dim", nullptr, kStates},
+    {"conv_taps", &C::conv_taps, "positions of a convolution", 1, 16, "linear_conv_kernel_dim",
+     "ssm.conv_kernel", kStates},
+    {"tiled_states", &C::tiled_states},
+    {"gated_attention", &C::gated_attention},
     {"query_scalar", &C::query_scalar, "what divides scores", 0, kMaxSize},
     {"embedding_multiplier", &C::embedding_multiplier, "embedding multiplier", kSmallest, kLargest,
      "embedding_multiplier", "embedding_scale", kMultipliers},

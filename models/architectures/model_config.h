@@ -11,6 +11,8 @@
 #include <variant>
 #include <vector>
 
+#include "kernels/state_layout.h"
+
 namespace treadle {
 
 // Llama-3's frequency scaling (transformers' rope_type "llama3").
@@ -92,11 +94,6 @@ struct ModelConfig {
     return window > 0 && layer >= global_layers &&
            (global_every == 0 || (layer + 1) % global_every != 0);
   }
-  int64_t LocalLayers(int64_t begin, int64_t end) const {  // of layers [begin, end)
-    int64_t count = 0;
-    for (int64_t layer = begin; layer < end; ++layer) count += Local(layer) ? 1 : 0;
-    return count;
-  }
   double local_rope_base = 0;  // of local layers, which nothing scales; 0: they rotate as others do
   // The last of every so many layers has no rotary embedding; 0: all layers have it.
   int64_t unrotated_every = 0;
@@ -109,6 +106,40 @@ struct ModelConfig {
   int64_t experts = 0;
   int64_t experts_per_token = 0;
   bool normalized_experts = true;  // weights are a softmax over those chosen; else over all
+
+  // Layers that keep a state of fixed size instead of K and V (kernels/state_layout.h): all but the
+  // last of every so many. 0: none does.
+  int64_t attention_every = 0;
+  int64_t state_key_heads = 0;
+  int64_t state_heads = 0;  // of values
+  int64_t state_key_dim = 0;
+  int64_t state_value_dim = 0;
+  int64_t conv_taps = 0;      // positions that the convolution sees
+  bool tiled_states = false;  // StateLayout::tiled
+  bool KeepsState(int64_t layer) const {
+    return attention_every > 0 && (layer + 1) % attention_every != 0;
+  }
+  // Layers of [begin, end) whose pages are a ring: local ones and those that keep a state.
+  bool HasRing(int64_t layer) const { return Local(layer) || KeepsState(layer); }
+  int64_t RingLayers(int64_t begin, int64_t end) const {
+    int64_t count = 0;
+    for (int64_t layer = begin; layer < end; ++layer) count += HasRing(layer) ? 1 : 0;
+    return count;
+  }
+  // What so many of the key heads, with their value heads, have in a page.
+  StateLayout StateOf(int64_t key_heads) const {
+    if (attention_every == 0) return {};
+    const int64_t value_heads = state_heads / state_key_heads * key_heads;
+    return {.channels = 2 * key_heads * state_key_dim + value_heads * state_value_dim,
+            .taps = conv_taps,
+            .key_heads = key_heads,
+            .heads = value_heads,
+            .key_dim = state_key_dim,
+            .value_dim = state_value_dim,
+            .tiled = tiled_states};
+  }
+  // Each head's query brings a gate of its size, whose sigmoid multiplies what the head attends to.
+  bool gated_attention = false;
 
   int64_t query_scalar = 0;  // whose root divides scores; 0: the size of a head
 

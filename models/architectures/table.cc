@@ -20,6 +20,7 @@
 #include "models/architectures/opt.h"
 #include "models/architectures/phi3.h"
 #include "models/architectures/qwen.h"
+#include "models/architectures/qwen35.h"
 #include "models/architectures/seed_oss.h"
 #include "models/architectures/smollm3.h"
 
@@ -27,9 +28,9 @@ namespace treadle {
 namespace {
 
 constexpr Architecture kArchitectures[] = {
-    kLlama,  kGpt2,    kQwen2,   kQwen3,    kGptNeoX, kOpt,     kFalcon,    kPhi3,
-    kGemma3, kBloom,   kMixtral, kQwen3Moe, kGptOss,  kSmolLm3, kGranite,   kGranite4,
-    kOlmo2,  kSeedOss, kGlm4,    kExaone4,  kErnie45, kHunyuan, kMinistral3};
+    kLlama,  kGpt2,    kQwen2,   kQwen3,    kGptNeoX, kOpt,     kFalcon,     kPhi3,
+    kGemma3, kBloom,   kMixtral, kQwen3Moe, kGptOss,  kSmolLm3, kGranite,    kGranite4,
+    kOlmo2,  kSeedOss, kGlm4,    kExaone4,  kErnie45, kHunyuan, kMinistral3, kQwen35};
 
 constexpr std::string_view kGgufLayers = "blk.";
 
@@ -115,6 +116,19 @@ int64_t SizeOf(Extent extent, const ModelConfig& config) {
       return config.ffn_hidden;
     case Extent::kGateUp:
       return 2 * config.ffn_hidden;
+    case Extent::kGatedQueries:
+      return (config.gated_attention ? 2 : 1) * queries;
+    case Extent::kStateValueDim:
+      return config.state_value_dim;
+    case Extent::kTaps:
+      return config.conv_taps;
+    case Extent::kStateHeads:
+      return config.state_heads;
+    case Extent::kStateValues:
+      return config.state_heads * config.state_value_dim;
+    case Extent::kChannels:
+      return 2 * config.state_key_heads * config.state_key_dim +
+             config.state_heads * config.state_value_dim;
   }
   return 0;
 }
@@ -124,6 +138,7 @@ void CompleteConfig(ModelConfig& config) {
   if (architecture.unrotated_every != nullptr && config.unrotated_every == 0) {
     config.unrotated_every = architecture.unrotated_every(config);
   }
+  config.gated_attention = architecture.gated_attention;
   if (architecture.local_unscaled && config.window > 0 && config.local_rope_base == 0) {
     config.local_rope_base = config.rope_base;
   }
@@ -156,8 +171,6 @@ TensorName ParseTensorName(const Architecture& architecture, Container kind, std
   for (const std::string_view suffix : {".weight", ".bias"}) {
     if (name.ends_with(suffix)) parsed.suffix = suffix;
   }
-  if (parsed.suffix.empty()) return {};
-  name.remove_suffix(parsed.suffix.size());
   if (kind == Container::kHuggingFace && name.starts_with(architecture.hugging_face_prefix)) {
     name.remove_prefix(architecture.hugging_face_prefix.size());
   }
@@ -171,9 +184,15 @@ TensorName ParseTensorName(const Architecture& architecture, Container kind, std
   for (const TensorRow& row : architecture.tensors) {
     if (config != nullptr && row.present != nullptr && !row.present(*config)) continue;
     if (InLayer(row.part) == parsed.layer.empty()) continue;
-    if (Matches(NameOf(row, kind), name, parsed.expert)) parsed.row = &row;
+    if (row.bare ? NameOf(row, kind) == name
+                 : !parsed.suffix.empty() &&
+                       Matches(NameOf(row, kind),
+                               name.substr(0, name.size() - parsed.suffix.size()), parsed.expert)) {
+      parsed.row = &row;
+    }
   }
-  return parsed;
+  if (parsed.row != nullptr && parsed.row->bare) parsed.suffix = ".weight";
+  return parsed.suffix.empty() ? TensorName() : parsed;
 }
 
 std::string SpellTensorName(const Architecture& architecture, Container kind,
@@ -183,8 +202,9 @@ std::string SpellTensorName(const Architecture& architecture, Container kind,
     // One tensor of all experts: its name has no number, and no dot before it.
     name.expert.empty() ? own.erase(star - 1, 2) : own.replace(star, 1, name.expert);
   }
-  if (!InLayer(name.row->part)) return Str(own, name.suffix);
-  return Str(LayersOf(architecture, kind), name.layer, ".", own, name.suffix);
+  const std::string_view suffix = name.row->bare ? std::string_view() : name.suffix;
+  if (!InLayer(name.row->part)) return Str(own, suffix);
+  return Str(LayersOf(architecture, kind), name.layer, ".", own, suffix);
 }
 
 namespace {
@@ -205,6 +225,19 @@ std::vector<int32_t> RowsByHeads(const ModelConfig& config) {
   return order;
 }
 
+// Every head's query, then their gates: in files each head has its own behind its query.
+std::vector<int32_t> GatesLast(const ModelConfig& config) {
+  std::vector<int32_t> order;
+  for (const int64_t what : {0, 1}) {
+    for (int64_t head = 0; head < config.heads; ++head) {
+      for (int64_t i = 0; i < config.head_dim; ++i) {
+        order.push_back(static_cast<int32_t>((2 * head + what) * config.head_dim + i));
+      }
+    }
+  }
+  return order;
+}
+
 }  // namespace
 
 std::vector<int32_t> FileRowOrder(const TensorRow& row, const ModelConfig& config, Container kind) {
@@ -214,6 +247,7 @@ std::vector<int32_t> FileRowOrder(const TensorRow& row, const ModelConfig& confi
   if (folder && row.part == Part::kQkv && architecture.hugging_face_qkv_by_heads) {
     return RowsByHeads(config);
   }
+  if (row.rows == Extent::kGatedQueries && config.gated_attention) return GatesLast(config);
   const bool pairs = folder ? architecture.hugging_face_pairs : architecture.gguf_pairs;
   if (!pairs || (row.part != Part::kQ && row.part != Part::kK)) return order;
   const int64_t half = config.rope_dim / 2;

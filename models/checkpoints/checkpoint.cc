@@ -212,6 +212,11 @@ absl::Status Checkpoint::CheckConsistency() const {
     return InvalidArgument(path_, ": experts is ", config_.experts, ", expected none of ",
                            architecture->name);
   }
+  if (architecture->states && config_.state_heads % config_.state_key_heads != 0) {
+    return InvalidArgument(path_, ": ", config_.state_heads,
+                           " value heads of a state cannot share ", config_.state_key_heads,
+                           " key heads evenly");
+  }
   if (architecture->rotary) TREADLE_RETURN_IF_ERROR(CheckRope(*architecture));
   if (tokenizer_ && static_cast<int64_t>(tokenizer_->tokens.size()) > config_.vocab) {
     return InvalidArgument(path_, ": the tokenizer has ", tokenizer_->tokens.size(),

@@ -16,7 +16,8 @@ namespace {
 constexpr std::pair<Part, MatrixRole> kRoles[] = {{Part::kEmbedding, MatrixRole::kEmbedding},
                                                   {Part::kPositions, MatrixRole::kPositions},
                                                   {Part::kHead, MatrixRole::kHead},
-                                                  {Part::kRouter, MatrixRole::kRouter}};
+                                                  {Part::kRouter, MatrixRole::kRouter},
+                                                  {Part::kConvolution, MatrixRole::kConvolution}};
 
 }  // namespace
 

@@ -356,6 +356,8 @@ absl::StatusOr<std::string> NumericsKey(const ServeOptions& options, const Check
     key += Str(Name(options.wire), "\n");
     for (const int64_t end : opened.setup.end_layers) key += Str(end, "\n");
   }
+  // Sums over a state begin at each page.
+  if (checkpoint.config().attention_every > 0) key += Str(options.page_size, "\n");
   // Two sets of rotary factors, chosen by the context.
   if (const auto& rope = checkpoint.config().long_rope) {
     key += Str(opened.served.max_context > rope->original_context ? "long\n" : "short\n");
@@ -398,7 +400,7 @@ absl::StatusOr<CheckedModel> CheckModel(const ServeOptions& given) {
   TREADLE_ASSIGN_OR_RETURN(auto sampling, SamplingOf(*checkpoint, options));
   TREADLE_ASSIGN_OR_RETURN(RankDevices devices, RankDevices::Choose(options));
   if (const FolderSpace& disk = options.prefix_cache_disk; !disk.folder.empty()) {
-    const bool windows = config.LocalLayers(0, config.layers) > 0;
+    const bool windows = config.RingLayers(0, config.layers) > 0;
     if (devices.cuda() || windows) {
       return InvalidArgument("--prefix-cache-disk is set, but ",
                              windows ? "the model has layers with a window; expected another model"

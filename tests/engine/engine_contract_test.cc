@@ -31,6 +31,7 @@ struct TinyFiles {
     llama = Write("llama", 0);
     window = Write("llama", 18);
     windows = Write("gemma3", 0);
+    states = Write("qwen35", 0);
   }
   std::string Write(const char* architecture, int64_t window_of_all) const {
     const std::string folder = own.Folder(Str(architecture, window_of_all));
@@ -43,6 +44,7 @@ struct TinyFiles {
   }
   TestFolder own;
   std::string llama, window, windows;  // no layer's, each layer's, each second layer's
+  std::string states;                  // each second layer keeps one
 };
 const TinyFiles& Tiny() {
   static const TinyFiles files;
@@ -259,7 +261,10 @@ void ExpectAsAlone(const EngineKind& kind, const std::string& path,
   };
   const auto first = run(1);
   const auto second = run(2);
-  ReferenceRunner alone(*backend, **model, kMaxTokens, 64, DType::kF32);
+  // Sums over states begin at each page; others know nothing of pages.
+  const bool states = (*model)->config().attention_every > 0;
+  ReferenceRunner alone(*backend, **model, kMaxTokens, states ? options.page_size : 64,
+                        DType::kF32);
   for (size_t i = 0; i < requests.size(); ++i) {
     for (int32_t candidate = 0; candidate < requests[i].candidates; ++candidate) {
       SCOPED_TRACE(Str("request ", i, ", candidate ", candidate));
@@ -286,13 +291,15 @@ TEST_P(EngineContract, CompanyAndPlacementDoNotMatter) {
 
 // Neither does it where the pages behind a window are used again: rings of 48 positions for
 // requests of up to 120. A window of 18 and a step of 16 rows need 33 positions, one more than two
-// pages have.
+// pages have. A state's ring is two pages, for steps of any length.
 TEST_P(EngineContract, RingsOfPagesDoNotMatter) {
   const bool few = GetParam().gpus;
   LocalEngineOptions options = Options();
   options.max_batch_tokens = 16;
-  for (const std::string& path : {Tiny().window, Tiny().windows}) {
+  for (const std::string& path : {Tiny().window, Tiny().windows, Tiny().states}) {
+    if (path == Tiny().states && GetParam().gpus) continue;  // Backend::keeps_states
     SCOPED_TRACE(path);
+    options.max_batch_tokens = path == Tiny().states ? 50 : 16;
     options.kv_pages = {path == Tiny().window ? 0 : 48, 32};
     auto requests = RandomRequests(4, few ? 2 : 10, TinyVocabulary(), few ? 70 : 110, few ? 3 : 10);
     for (auto& driven : requests) driven.request.top_logprobs = 3;

@@ -44,7 +44,10 @@ std::vector<std::byte> Download(const OpRun& run, const KvCaseCache& cache) {
   return now;
 }
 
-bool WritesCache(Op op) { return op == Op::kRotateAndStoreKv || op == Op::kCopyPages; }
+bool WritesCache(Op op) {
+  return op == Op::kRotateAndStoreKv || op == Op::kCopyPages || op == Op::kConvolve ||
+         op == Op::kGatedDelta;
+}
 
 // All pages' present elements, in the order of KeyOrder::kByFeature.
 void AppendCache(const OpRun& run, std::vector<float>& out) {
@@ -54,6 +57,11 @@ void AppendCache(const OpRun& run, std::vector<float>& out) {
   for (int64_t page = 0; page < layout.num_pages; ++page) {
     std::byte* const data = now.data() + (page + 1) * layout.PageBytes();
     const size_t first = out.size();
+    if (layout.state.present()) {
+      out.resize(first + static_cast<size_t>(layout.state.Floats(layout.page_size)));
+      std::memcpy(out.data() + first, data, static_cast<size_t>(layout.PageBytes()));
+      continue;
+    }
     out.resize(first + static_cast<size_t>(2 * part));
     for (int64_t slot = 0; slot < layout.page_size; ++slot) {
       for (int64_t j = 0; j < layout.kv_heads * layout.head_dim; ++j) {

@@ -134,7 +134,7 @@ TEST(GgufPackage, FilesGiveTheLogitsOfTransformers) {
        {"qwen2-window", "qwen3-tied", "gptneox",    "falcon-grouped", "phi3-long",    "gemma3",
         "bloom",        "mixtral",    "qwen3moe",   "gptoss",         "smollm3-tied", "granite",
         "granite4",     "olmo2",      "olmo3",      "seed-oss",       "glm4",         "exaone4",
-        "ernie45",      "hunyuan",    "ministral3", "phi4-mini"}) {
+        "ernie45",      "hunyuan",    "ministral3", "phi4-mini",      "qwen35"}) {
     SCOPED_TRACE(name);
     const std::string folder = std::string(TREADLE_TESTDATA "/models/") + name;
     const Oracle oracle = ReadOracle(folder);
@@ -170,7 +170,8 @@ INSTANTIATE_TEST_SUITE_P(
                           "qwen3moe", "qwen3moe-plain", "gptoss", "gptoss-odd", "gptoss-plain",
                           "llama-yarn", "smollm3", "smollm3-tied", "granite", "granite-tied",
                           "granite4", "olmo2", "olmo3", "seed-oss", "glm4", "exaone4",
-                          "exaone4-global", "ernie45", "hunyuan", "ministral3", "phi4-mini"),
+                          "exaone4-global", "ernie45", "hunyuan", "ministral3", "phi4-mini",
+                          "qwen35", "qwen35-tied"),
         ::testing::ValuesIn(kDevices)),
     [](const auto& info) {
       return Identifier(Str(std::get<0>(info.param), "_", std::get<1>(info.param).name));

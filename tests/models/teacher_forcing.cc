@@ -36,7 +36,10 @@ absl::StatusOr<std::unique_ptr<TeacherForcing>> TeacherForcing::Create(
   for (int64_t page = out->layout_.num_pages; page-- > 0;) {
     out->pages_.push_back(static_cast<int32_t>(page));
   }
-  const int64_t layer_bytes = out->layout_.num_pages * out->layout_.PageBytes();
+  out->states_ = out->layout_;
+  out->states_.state = out->model_->state_layout();
+  const int64_t layer_bytes =
+      out->layout_.num_pages * std::max(out->layout_.PageBytes(), out->states_.PageBytes());
   const auto allocate = [&](Buffer& buffer, int64_t bytes) -> absl::Status {
     TREADLE_ASSIGN_OR_RETURN(buffer, out->backend_->Allocate(static_cast<size_t>(bytes)));
     return absl::OkStatus();
@@ -60,7 +63,7 @@ void TeacherForcing::Forward(std::span<const int32_t> token_ids, int64_t begin, 
   const Batch batch = {token_ids.subspan(begin, end - begin), positions, {&sequence, 1}};
   const Tensor hidden =
       DenseTensor(hidden_.data(), DType::kF32, end - begin, model_->config().hidden);
-  TREADLE_CHECK(model_->Forward(batch, {layout_, layers_}, nullptr, hidden).ok());
+  TREADLE_CHECK(model_->Forward(batch, {layout_, layers_, states_}, nullptr, hidden).ok());
 }
 
 void TeacherForcing::Run(std::span<const int32_t> token_ids, const Row& row) {

@@ -26,7 +26,7 @@ VOCAB = 131
 GGUF = ["qwen2-window", "qwen3-tied", "gptneox", "falcon-grouped", "phi3-long", "gemma3", "bloom", "mixtral",
         "qwen3moe", "gptoss"]  # .gguf files too
 CONVERTED = ["smollm3-tied", "granite", "granite4", "olmo2", "olmo3", "seed-oss", "glm4", "exaone4", "ernie45",
-             "hunyuan", "ministral3", "phi4-mini"]  # these by llama.cpp's converter
+             "hunyuan", "ministral3", "phi4-mini", "qwen35"]  # these by llama.cpp's converter
 PROMPT, GREEDY = 9, 20  # tokens that greedy generation begins with, and gives
 LLAMA = dict(vocab_size=VOCAB, hidden_size=30, intermediate_size=53, num_hidden_layers=2,
              num_attention_heads=3, num_key_value_heads=3, max_position_embeddings=96,
@@ -170,10 +170,20 @@ CASES = {
     "phi4-mini": ("Phi3", PHI3 | dict(original_max_position_embeddings=8, tie_word_embeddings=True, rope_scaling=dict(
         rope_type="longrope", partial_rotary_factor=0.75, short_factor=[1.0, 1.1, 1.2],
         long_factor=[1.0, 1.5, 4.0])), "float16", 40, {}),
+    # In 32 bits, for the converter computes gains and rates in the folder's. States of three key and six value heads in layers 1, 2 and 4; rows beyond two pages of 32.
+    "qwen35": ("Qwen3_5", LLAMA | dict(num_key_value_heads=1, head_dim=16, num_hidden_layers=4, pad_token_id=2,
+                                       linear_num_key_heads=3, linear_num_value_heads=6, linear_key_head_dim=11,
+                                       linear_value_head_dim=7, linear_conv_kernel_dim=4, layer_types=[
+                                           "linear_attention", "linear_attention", "full_attention",
+                                           "linear_attention"]), "float32", 90, {}),
+    "qwen35-tied": ("Qwen3_5", LLAMA | dict(num_hidden_layers=2, head_dim=8, pad_token_id=2, tie_word_embeddings=True,
+                                            linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=12,
+                                            linear_value_head_dim=20, linear_conv_kernel_dim=3, layer_types=[
+                                                "linear_attention", "full_attention"]), "float32", 40, {}),
 }
 def classes_of(kind):
     """The classes of a configuration and of a model of it."""
-    config = kind + ("Text" if kind == "Gemma3" else "") + "Config"
+    config = kind + ("Text" if kind in ("Gemma3", "Qwen3_5") else "") + "Config"
     return getattr(transformers, config), getattr(transformers, kind + ("LMHeadModel" if kind == "GPT2" else "ForCausalLM"))
 
 
@@ -197,10 +207,41 @@ def randomize(model, generator):
             weight.data = 1 + noise * 0.2
 
 
+def state_in_double(m):
+    """The forward pass of a gated DeltaNet in float64, position by position. How near transformers' own is to it, which
+    computes in float32 and in chunks, is the rounding that is kept."""
+    f = torch.nn.functional
+
+    def unit(x):
+        return x * torch.rsqrt(x.pow(2).sum(-1, keepdim=True) + 1e-6)
+
+    def forward(hidden_states, **_):
+        x = hidden_states[0]
+        mixed = f.silu(m.conv1d(m.in_proj_qkv(x).T[None])[0].T[:len(x)])
+        q, k, v = mixed.split([m.key_dim, m.key_dim, m.value_dim], -1)
+        group = m.num_v_heads // m.num_k_heads
+        q, k = (unit(y.view(len(x), m.num_k_heads, -1)).repeat_interleave(group, 1) for y in (q, k))
+        v, beta = v.view(len(x), m.num_v_heads, -1), m.in_proj_b(x).sigmoid()
+        decay = (-m.A_log.exp() * f.softplus(m.in_proj_a(x) + m.dt_bias)).exp()
+        state, out = x.new_zeros(m.num_v_heads, m.head_k_dim, m.head_v_dim), []
+        for t in range(len(x)):
+            state = state * decay[t][:, None, None]
+            change = beta[t][:, None] * (v[t] - torch.einsum("hkv,hk->hv", state, k[t]))
+            state = state + k[t][:, :, None] * change[:, None]
+            out.append(torch.einsum("hkv,hk->hv", state, q[t]) / m.head_k_dim**0.5)
+        out = torch.stack(out)
+        out = m.norm.weight * out * torch.rsqrt(out.pow(2).mean(-1, keepdim=True) + m.norm.variance_epsilon)
+        out = out * f.silu(m.in_proj_z(x).view(out.shape))
+        return m.out_proj(out.flatten(1))[None]
+    return forward
+
+
 def in_double(model):
-    """The model in float64, its norms and routers too (transformers computes those in float32)."""
+    """The model in float64, its norms, routers and states too (transformers computes those in float32)."""
     model = model.double()
     for module in model.modules():
+        if type(module).__name__.endswith("GatedDeltaNet"):
+            module.forward = state_in_double(module)
         if type(module).__name__.endswith("TopKRouter"):
             def route(x, m=module):
                 scores = torch.nn.functional.linear(x, m.weight, getattr(m, "bias", None))
@@ -353,8 +394,12 @@ def convert(folder):
     import conversion
     from conversion.base import gguf
     with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
-        family = conversion.get_model_class(json.load(file)["architectures"][0])
-    model = family(pathlib.Path(folder), gguf.LlamaFileType.MOSTLY_F16, pathlib.Path(folder, "model.gguf"))
+        config = json.load(file)
+    family = conversion.get_model_class(config["architectures"][0])
+    family.no_mtp = True  # Qwen 3.5's head that guesses
+    types = gguf.LlamaFileType
+    model = family(pathlib.Path(folder), types.ALL_F32 if config["dtype"] == "float32" else types.MOSTLY_F16,
+                   pathlib.Path(folder, "model.gguf"))
     getattr(model, "impl", model).set_vocab = lambda: None
     model.write()
 

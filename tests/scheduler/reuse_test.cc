@@ -207,9 +207,10 @@ class ReuseFromFiles : public testing::TestWithParam<EngineKind> {};
 
 TEST_P(Reuse, AnswersAreThoseWithoutIt) {
   const TestFolder folder;
-  // Layers that see everything, a window each, and both in turn.
-  for (const auto& [architecture, window] :
-       {std::pair("llama", 0), std::pair("llama", 18), std::pair("gemma3", 0)}) {
+  // Layers that see everything, a window each, both in turn, and states in turn with everything.
+  for (const auto& [architecture, window] : {std::pair("llama", 0), std::pair("llama", 18),
+                                             std::pair("gemma3", 0), std::pair("qwen35", 0)}) {
+    if (GetParam().gpus && FindArchitecture(architecture)->states) continue;
     SCOPED_TRACE(Str(architecture, ", window ", window));
     TinyModelOptions options;
     options.layers = 4;
@@ -241,7 +242,8 @@ TEST_P(Reuse, AnswersAreThoseWithoutIt) {
 TEST(DraftModelOfAnEngine, GuessesWhatItWouldSay) {
   const EngineKind kind = EngineKinds().front();  // one rank of this process
   const TestFolder folder;
-  for (const auto& [architecture, window] : {std::pair("llama", 0), std::pair("gemma3", 0)}) {
+  for (const auto& [architecture, window] :
+       {std::pair("llama", 0), std::pair("gemma3", 0), std::pair("qwen35", 0)}) {
     SCOPED_TRACE(architecture);
     TinyModelOptions options;
     options.window = window;

@@ -38,7 +38,8 @@ struct TinyTensor {
   int64_t head_dim = 0;
   // Fused rows that the folder keeps by K/V heads: so many queries for each. 0: not such rows.
   int64_t queries = 0;
-  float hf_less = 0;  // what the folder's values are smaller by
+  float hf_less = 0;   // what the folder's values are smaller by
+  bool rates = false;  // logarithms in folders, negative in GGUF
 };
 
 std::string Utf8(int code) {
@@ -139,6 +140,13 @@ ModelConfig ConfigOf(const Architecture& architecture, const TinyModelOptions& o
     config.attention_multiplier = 0.375;
     config.logits_divisor = 2;
   }
+  if (architecture.states) {
+    config.attention_every = 2;
+    config.state_key_heads = config.state_heads = 4;
+    config.state_key_dim = 16;
+    config.state_value_dim = 12;
+    config.conv_taps = 4;
+  }
   config.experts = architecture.experts ? 5 : 0;
   config.experts_per_token = architecture.experts ? 2 : 0;
   const ConfigJson& json = architecture.config_json;
@@ -163,8 +171,11 @@ std::vector<TinyTensor> TensorsOf(const Architecture& architecture, const TinyMo
     const std::string hf = spell(Checkpoint::Kind::kHuggingFace, "");
     const int64_t n = SizeOf(row.rows, config);
     if (row.columns == Extent::kNone) {
-      out.Vector(gguf + ".weight", hf + ".weight", n, 1);
-      out.list().back().hf_less = architecture.hugging_face_gain;
+      const std::string suffix = row.bare ? "" : ".weight";
+      out.Vector(gguf + suffix, hf + suffix, n, 1);
+      const bool counts = !row.bare && row.part != Part::kStateNorm;
+      out.list().back().hf_less = counts ? architecture.hugging_face_gain : 0;
+      out.list().back().rates = row.part == Part::kDecayRate;
     } else {
       TinyTensor& matrix =
           out.Matrix(gguf + ".weight", hf + ".weight", n, SizeOf(row.columns, config));
@@ -190,15 +201,18 @@ std::vector<TinyTensor> TensorsOf(const Architecture& architecture, const TinyMo
   const auto add_all = [&](auto of, int64_t layer) {
     for (const TensorRow* row : rows) {
       const int64_t copies = InExperts(row->part) ? config.experts : 1;
-      for (int64_t i = 0; of(row->part) && i < copies; ++i) add(*row, layer, i);
+      for (int64_t i = 0; of(*row) && i < copies; ++i) add(*row, layer, i);
     }
   };
-  const auto first = [](Part part) {
-    return part == Part::kEmbedding || part == Part::kPositions || part == Part::kEmbeddingNorm;
+  const auto first = [](const TensorRow& row) {
+    return row.part == Part::kEmbedding || row.part == Part::kPositions ||
+           row.part == Part::kEmbeddingNorm;
   };
   add_all(first, 0);
-  for (int64_t i = 0; i < o.layers; ++i) add_all(InLayer, i);
-  add_all([&](Part part) { return !InLayer(part) && !first(part); }, 0);
+  for (int64_t i = 0; i < o.layers; ++i) {
+    add_all([&](const TensorRow& row) { return InLayer(row, config, i); }, i);
+  }
+  add_all([&](const TensorRow& row) { return !InLayer(row.part) && !first(row); }, 0);
   return std::move(out.list());
 }
 
@@ -300,7 +314,9 @@ absl::Status WriteSafetensors(const std::filesystem::path& path, const std::stri
     if (tensor.transposed) Transpose(tensor);
     if (tensor.queries > 0) InterleaveHeads(tensor);
     if (tensor.rotated > 0 && tensor.hf_pairs) PermuteHeads(tensor);
-    for (float& value : tensor.values) value -= tensor.hf_less;
+    for (float& value : tensor.values) {
+      value = tensor.rates ? std::log(value) : value - tensor.hf_less;
+    }
     // Vectors stay float, as in the GGUF file: the same weights in both.
     const bool vector = tensor.shape.size() == 1;
     const WeightFormat* stored = vector ? FindWeightFormat("f32") : matrix_format;
@@ -347,12 +363,17 @@ absl::StatusOr<std::string> WriteTinyGguf(const Architecture& architecture,
       writer.AddU32(prefix + "attention.sliding_window_pattern", 2);
     }
   }
+  if (architecture.states) {
+    writer.AddU32(prefix + "ssm.inner_size",
+                  static_cast<uint32_t>(config.state_heads * config.state_value_dim));
+  }
   writer.AddF32(prefix + GgufEpsilonKey(architecture), 1e-5f);
   for (const auto& [key, value] : o.numbers) writer.AddF32(prefix + key, value);
   if (o.tokenizer) AddTokenizer(o, writer);
   std::map<std::string, std::string> experts;  // by name, of all
   for (TinyTensor& tensor : TensorsOf(architecture, o)) {
     if (tensor.rotated > 0 && tensor.gguf_pairs) PermuteHeads(tensor);
+    for (float& value : tensor.values) value = tensor.rates ? -value : value;
     const std::string format = tensor.shape.size() == 1 ? "f32" : o.format;
     TREADLE_ASSIGN_OR_RETURN(const std::string data, EncodeWeights(format, tensor.values));
     TensorName parsed = ParseTensorName(architecture, Checkpoint::Kind::kGguf, tensor.gguf_name);

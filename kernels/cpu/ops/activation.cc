@@ -1,4 +1,4 @@
-// Both SwiGLUs, GeGLU, both GELUs and ReLU, elementwise.
+// Both SwiGLUs, GeGLU, the sigmoid gate, both GELUs and ReLU, elementwise.
 #include "kernels/cpu/isa_kernel.h"
 
 namespace treadle {
@@ -7,6 +7,9 @@ TREADLE_ISA_KERNEL(SwiGluElements, void(const float* gate, const float* up, floa
 TREADLE_ISA_KERNEL(ClampedSwiGluElements,
                    void(const float* gate, const float* up, float limit, float* out, int64_t n));
 TREADLE_ISA_KERNEL(GeGluElements, void(const float* gate, const float* up, float* out, int64_t n));
+// gates: one of each x, or one of all.
+TREADLE_ISA_KERNEL(SigmoidGateElements,
+                   void(const float* gate, int64_t gates, const float* x, float* out, int64_t n));
 TREADLE_ISA_KERNEL(GeluElements, void(const float* x, float* out, int64_t n));
 TREADLE_ISA_KERNEL(GeluErfElements, void(const float* x, float* out, int64_t n));
 TREADLE_ISA_KERNEL(ReluElements, void(const float* x, float* out, int64_t n));
@@ -37,6 +40,13 @@ void ClampedSwiGluElements(const float* gate, const float* up, float limit, floa
 void GeGluElements(const float* gate, const float* up, float* out, int64_t n) {
   ForEachVec(n, [&](int64_t i, int64_t lanes) {
     StoreLanes(out + i, Mul(GeluTanh(LoadLanes(gate + i, lanes)), LoadLanes(up + i, lanes)), lanes);
+  });
+}
+
+void SigmoidGateElements(const float* gate, int64_t gates, const float* x, float* out, int64_t n) {
+  ForEachVec(n, [&](int64_t i, int64_t lanes) {
+    const Vec by = gates == 1 ? Broadcast(*gate) : LoadLanes(gate + i, lanes);
+    StoreLanes(out + i, TimesSigmoid(LoadLanes(x + i, lanes), by), lanes);
   });
 }
 
@@ -98,6 +108,14 @@ void CpuOps::ClampedSwiGlu(Tensor gate, Tensor up, float limit, Tensor out) {
 }
 void CpuOps::GeGlu(Tensor gate, Tensor up, Tensor out) {
   Gated(pool_, kGeGluElements[isa_], gate, up, out);
+}
+void CpuOps::SigmoidGate(Tensor gate, Tensor x, Tensor out) {
+  CheckSameShape(x, out);
+  TREADLE_CHECK(gate.rows == x.rows && (gate.cols == x.cols || gate.cols == 1));
+  SplitElements(pool_, x.rows, x.cols, [&](int64_t row, int64_t col, int64_t count) {
+    kSigmoidGateElements[isa_](gate.Row<float>(row) + (gate.cols == 1 ? 0 : col), gate.cols,
+                               x.Row<float>(row) + col, out.Row<float>(row) + col, count);
+  });
 }
 void CpuOps::Gelu(Tensor x, Tensor out) { Elementwise(pool_, kGeluElements[isa_], x, out); }
 void CpuOps::GeluErf(Tensor x, Tensor out) { Elementwise(pool_, kGeluErfElements[isa_], x, out); }

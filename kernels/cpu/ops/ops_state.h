@@ -59,6 +59,8 @@ struct CpuOps::State {
   ScratchMemory attention_scratch;  // [threads, floats of the largest item]
   ScratchMemory partials;
 
+  ScratchMemory delta_scratch;  // [threads, DeltaScratchFloats]
+
   // Sampling.
   std::vector<SampleScratch> sample_scratch;  // [threads]
 };

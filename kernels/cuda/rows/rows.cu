@@ -258,6 +258,27 @@ void GatedKernel(ElementParams p) {
   StoreGroup(p.out, at.row, at.column, p.cols, y);
 }
 
+// a: one gate for each element of b, or for each row.
+template <bool kOfRows>
+TREADLE_KERNEL(kElementThreads)
+void SigmoidGateKernel(ElementParams p) {
+  simt::AwaitEarlierLaunches();
+  Place at;
+  if (!FindPlace(p, at)) return;
+  float gate[kGroup], x[kGroup], y[kGroup];
+  const float* const gates = p.a.data + at.row * p.a.stride;
+  if (kOfRows) {
+    TREADLE_UNROLL
+    for (int i = 0; i < kGroup; ++i) gate[i] = *gates;
+  } else {
+    LoadGroup(gates, at.column, p.cols, gate);
+  }
+  LoadGroup(p.b.data + at.row * p.b.stride, at.column, p.cols, x);
+  TREADLE_UNROLL
+  for (int i = 0; i < kGroup; ++i) y[i] = simt::Divide(x[i], 1.0f + simt::Exp(-gate[i]));
+  StoreGroup(p.out, at.row, at.column, p.cols, y);
+}
+
 TREADLE_KERNEL(kElementThreads) void ClampedSwiGluKernel(ElementParams p) {
   simt::AwaitEarlierLaunches();
   Place at;
@@ -405,6 +426,18 @@ void CudaOps::ClampedSwiGlu(Tensor gate, Tensor up, float limit, Tensor out) {
 void CudaOps::GeGlu(Tensor gate, Tensor up, Tensor out) {
   const ElementParams params = GatedParams(gate, up, out);
   if (Ready()) LaunchElements(*device_, GatedKernel<GeluTanh>, params, out);
+}
+
+void CudaOps::SigmoidGate(Tensor gate, Tensor x, Tensor out) {
+  const bool of_rows = gate.cols == 1 && x.cols > 1;
+  ElementParams params = GatedParams(of_rows ? x : gate, x, out);
+  if (of_rows) params.a = MatrixOf(gate);
+  if (!Ready()) return;
+  if (of_rows) {
+    LaunchElements(*device_, SigmoidGateKernel<true>, params, out);
+  } else {
+    LaunchElements(*device_, SigmoidGateKernel<false>, params, out);
+  }
 }
 
 void CudaOps::Gelu(Tensor x, Tensor out) {

@@ -22,6 +22,7 @@ class GgufCheckpoint final : public Checkpoint {
   template <typename Struct>
   absl::Status ReadFields(const std::string& prefix, const Architecture& architecture,
                           Struct& out) const;
+  absl::Status ReadStates(const std::string& prefix);
   absl::Status ReadWindow(const std::string& prefix, const Architecture& architecture);
   absl::Status CheckRopeKeys(const std::string& prefix) const;
   absl::Status ReadLinear(const std::string& prefix);
@@ -103,6 +104,7 @@ absl::Status GgufCheckpoint::ReadConfig() {
   const std::string_view second = architecture->gguf_second_norm;
   if (!second.empty() && Find(Str("blk.0.", second, ".weight")) == nullptr) config_.layer_norms = 1;
   TREADLE_RETURN_IF_ERROR(ReadWindow(prefix, *architecture));
+  if (architecture->states) TREADLE_RETURN_IF_ERROR(ReadStates(prefix));
   if (architecture->gguf_query_scalar != nullptr) {
     config_.query_scalar = architecture->gguf_query_scalar(config_);
   }
@@ -137,6 +139,31 @@ absl::Status GgufCheckpoint::ReadWindow(const std::string& prefix,
                          " with global ones at regular distances");
   }
   config_.global_every = *period;
+  return absl::OkStatus();
+}
+
+// What files say of layers that keep a state besides the table of fields.
+absl::Status GgufCheckpoint::ReadStates(const std::string& prefix) {
+  TREADLE_ASSIGN_OR_RETURN(const int64_t inner, file_->Integer(prefix + "ssm.inner_size"));
+  config_.state_value_dim = inner / std::max<int64_t>(1, config_.state_heads);
+  config_.tiled_states = config_.state_heads != config_.state_key_heads;
+  // The last layers may be of a head that guesses.
+  TREADLE_ASSIGN_OR_RETURN(const int64_t guessing,
+                           file_->Integer(prefix + "nextn_predict_layers", 0));
+  config_.layers -= guessing;
+  const std::string key = prefix + "attention.recurrent_layers";
+  const GgufValue* const listed = file_->Find(key);
+  if (listed == nullptr) return absl::OkStatus();
+  std::vector<bool> attends;
+  for (const double keeps : listed->numbers) attends.push_back(keeps == 0);
+  attends.resize(static_cast<size_t>(std::clamp<int64_t>(config_.layers, 0, std::ssize(attends))));
+  const std::optional<int64_t> period = PeriodOf(attends);
+  if (!period || std::ssize(attends) != config_.layers) {
+    return Unimplemented(path_, ": metadata ", Quoted(key), " lists ", listed->numbers.size(),
+                         " layers, expected ", config_.layers,
+                         " with ones that attend at regular distances");
+  }
+  config_.attention_every = *period;
   return absl::OkStatus();
 }
 
@@ -208,8 +235,10 @@ absl::Status GgufCheckpoint::ReadYarn(const std::string& prefix, const Architect
 // How positions are rotated has to be understood: a key that nobody reads would give other answers.
 absl::Status GgufCheckpoint::CheckRopeKeys(const std::string& prefix) const {
   std::set<std::string> known = {
-      prefix + "rope.scale_linear", prefix + "rope.scaling.type", prefix + "rope.scaling.finetuned",
-      prefix + "rope.scaling.yarn_attn_factor", prefix + "rope.scaling." + kYarnDivisor};
+      prefix + "rope.dimension_sections",  // which are alike where all tokens are text
+      prefix + "rope.scale_linear",           prefix + "rope.scaling.type",
+      prefix + "rope.scaling.finetuned",      prefix + "rope.scaling.yarn_attn_factor",
+      prefix + "rope.scaling." + kYarnDivisor};
   const auto add = [&]<typename Struct>(const std::string& before, const Struct*) {
     for (const ConfigField<Struct>& field : FieldsOf<Struct>()) {
       if (field.gguf != nullptr) known.insert(before + field.gguf);

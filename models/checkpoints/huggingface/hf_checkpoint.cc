@@ -129,6 +129,11 @@ absl::Status HuggingFaceCheckpoint::ReadShards(const HfQuantization& quantizatio
     file_bytes_ += file->bytes().size();
     mapped_.push_back(std::move(file));
   }
+  for (SafetensorsEntry& entry : entries) {  // convolutions: [channels, 1, taps]
+    if (entry.shape.size() == 3 && entry.shape[1] == 1 && entry.name.ends_with("conv1d.weight")) {
+      entry.shape.erase(entry.shape.begin() + 1);
+    }
+  }
   std::vector<StoredTensor> experts;
   if (ArchitectureOf(config_).hugging_face_fused_experts) {
     TREADLE_ASSIGN_OR_RETURN(experts, TakeFusedExperts(entries));

@@ -242,6 +242,25 @@ absl::Status ReadRotatingLayers(const Fields& fields, ModelConfig& config) {
   return absl::OkStatus();
 }
 
+// "layer_types", where it is there: which layers attend, at regular distances.
+absl::Status ReadStateLayers(const Fields& fields, ModelConfig& config) {
+  constexpr const char* kName = "layer_types";
+  if (!fields.Has(kName)) return absl::OkStatus();
+  std::vector<bool> attends;
+  bool known = true;
+  for (const Json& type : fields.At(kName)) {
+    attends.push_back(type == "full_attention");
+    known &= attends.back() || type == "linear_attention";
+  }
+  const std::optional<int64_t> period = PeriodOf(attends);
+  if (!known || !period || std::ssize(attends) != config.layers) {
+    return fields.Wrong(kName, Str("\"linear_attention\" of ", config.layers,
+                                   " layers, but for \"full_attention\" at regular distances"));
+  }
+  config.attention_every = *period;
+  return absl::OkStatus();
+}
+
 absl::Status ReadFields(const Fields& fields, const Architecture& architecture, HfConfig& out) {
   ModelConfig& config = out.config;
   const ConfigJson& json = architecture.config_json;
@@ -274,7 +293,9 @@ absl::Status ReadFields(const Fields& fields, const Architecture& architecture, 
     if (field.required && !fields.Has(field.name)) return fields.Wrong(field.name, field.json);
     TREADLE_RETURN_IF_ERROR(fields.Only(field.name, Json::parse(field.json)));
   }
+  if (architecture.states) TREADLE_RETURN_IF_ERROR(ReadStateLayers(fields, config));
   for (const Json& type : fields.At("layer_types")) {
+    if (architecture.states) break;
     if (type != "attention" && type != "full_attention" && type != "sliding_attention") {
       return fields.Wrong("layer_types", "attention in every layer");
     }

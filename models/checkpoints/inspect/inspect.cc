@@ -31,6 +31,16 @@ uint64_t SlotBytes(const ModelConfig& config, DType dtype = DType::kF16) {
   return static_cast<uint64_t>(page.PageBytes());
 }
 
+int64_t StateLayers(const ModelConfig& config) {
+  return config.attention_every > 0 ? config.RingLayers(0, config.layers) : 0;
+}
+// The two pages of states that a sequence has in each layer that keeps one.
+uint64_t StateBytes(const ModelConfig& config) {
+  constexpr int64_t kPageSize = 32;  // by default
+  const int64_t floats = config.StateOf(config.state_key_heads).Floats(kPageSize);
+  return static_cast<uint64_t>(2 * StateLayers(config) * floats) * sizeof(float);
+}
+
 int64_t ContextOf(const ModelReport& report, const ServingPlan& plan) {
   return plan.context > 0 ? plan.context : report.config.context;
 }
@@ -77,7 +87,8 @@ ModelReport Inspect(const Checkpoint& checkpoint) {
   report.end_ids = checkpoint.end_ids();
   report.chat_template = !checkpoint.chat_template().empty();
   report.kv_bytes_per_token =
-      SlotBytes(report.config) * static_cast<uint64_t>(report.config.layers);
+      SlotBytes(report.config) *
+      static_cast<uint64_t>(report.config.layers - StateLayers(report.config));
   return report;
 }
 
@@ -92,11 +103,13 @@ ServingCost EstimateServingCost(const ModelReport& report, int64_t context, int6
                       config.hidden * config.experts_per_token + config.experts;
   const auto floats = static_cast<uint64_t>(batch_tokens * row + batch * config.vocab);
   // Layers with a window keep it and what one iteration adds.
-  const int64_t local = config.LocalLayers(0, config.layers);
-  const int64_t kept = std::min(context, config.window + batch_tokens);
+  const int64_t local = config.RingLayers(0, config.layers);
+  const int64_t kept =
+      StateLayers(config) > 0 ? 0 : std::min(context, config.window + batch_tokens);
   const auto slots =
       static_cast<uint64_t>(((config.layers - local) * context + local * kept) * batch);
-  return {report.weight_bytes, SlotBytes(config) * slots, floats * sizeof(float)};
+  const uint64_t states = StateBytes(config) * static_cast<uint64_t>(batch);
+  return {report.weight_bytes, SlotBytes(config) * slots + states, floats * sizeof(float)};
 }
 
 std::string ReportText(const ModelReport& report, const ServingPlan& plan) {
@@ -119,7 +132,11 @@ std::string ReportText(const ModelReport& report, const ServingPlan& plan) {
   }
   line("vocabulary", Str(config.vocab, config.tied_head ? ", tied head" : ", own head"));
   line("context", Str(config.context));
-  if (const int64_t local = config.LocalLayers(0, config.layers); local > 0) {
+  if (const int64_t layers = StateLayers(config); layers > 0) {
+    line("states", Str(layers, " of ", config.layers, " layers keep one instead of K/V: ",
+                       config.state_heads, " heads of ", config.state_key_dim, " x ",
+                       config.state_value_dim, ", ", Size(StateBytes(config)), " a sequence"));
+  } else if (const int64_t local = config.RingLayers(0, config.layers); local > 0) {
     line("sliding window", Str(config.window, " positions in ", local, " of ", config.layers,
                                " layers, which keep no K/V from before it"));
   }
@@ -162,7 +179,9 @@ std::string ReportJson(const ModelReport& report, const ServingPlan& plan) {
                {"file_bytes", report.file_bytes},
                {"parameters", report.parameters},
                {"parameters_per_token", report.parameters_per_token},
-               {"window_layers", config.LocalLayers(0, config.layers)},
+               {"window_layers", config.RingLayers(0, config.layers) - StateLayers(config)},
+               {"state_layers", StateLayers(config)},
+               {"state_bytes", StateBytes(config)},
                {"weight_bytes", report.weight_bytes},
                {"kv_bytes_per_token", report.kv_bytes_per_token},
                {"chat_template", report.chat_template}};

@@ -42,6 +42,7 @@ struct Shape {
   int64_t layer_norms = 2;
   int64_t window = 0;  // of layers that are local: all, or but one of Architecture::global_every
   int64_t experts = 0, experts_per_token = 0;
+  int64_t state_key_heads = 0, state_heads = 0;  // of 128 elements each
 };
 
 // Sources: each model's config.json; orca-13b: ORCA's Table 1, the rest as GPT-3 13B (40 heads of
@@ -75,6 +76,10 @@ constexpr Shape kShapes[] = {
     {"ernie-4.5-0.3b", "ernie4_5", 18, 1024, 16, 2, 3072, 103424, 131072, true, 500000, 0, 128},
     {"hunyuan-0.5b", "hunyuan-dense", 24, 1024, 8, 4, 3584, 120818, 32768, true, 11158840, 0, 128},
     {"ministral-3-3b", "mistral3", 26, 3072, 32, 8, 9216, 131072, 16384, true, 1e6, 0, 128},
+    {"qwen3.5-0.8b", "qwen35", 24, 1024, 8, 2, 3584, 248320, 262144, true, 1e7, 0, 256, 2, 0, 0, 0,
+     16, 16},
+    {"qwen3.5-4b", "qwen35", 32, 2560, 16, 4, 9216, 248320, 262144, true, 1e7, 0, 256, 2, 0, 0, 0,
+     16, 32},
     {"smollm3-3b", "smollm3", 36, 2048, 16, 4, 11008, 128256, 65536, true, 5e6},
 };
 
@@ -156,6 +161,14 @@ ModelConfig ConfigOf(const Shape& shape) {
     config.residual_multiplier = 0.22;
     config.attention_multiplier = 0.015625;
     config.logits_divisor = 8;
+  }
+  if (architecture.states) {
+    config.attention_every = 4;
+    config.state_key_heads = shape.state_key_heads;
+    config.state_heads = shape.state_heads;
+    config.state_key_dim = config.state_value_dim = 128;
+    config.conv_taps = 4;
+    config.tiled_states = shape.state_heads != shape.state_key_heads;
   }
   CompleteConfig(config);
   if (shape.rope_factor > 0) config.rope_scaling = RopeScaling{.factor = shape.rope_factor};
@@ -320,7 +333,7 @@ absl::Status RandomCheckpoint::MakeTensors() {
   }
   for (int64_t i = 0; i < config_.layers; ++i) {
     for (const TensorRow* row : rows) {
-      if (InLayer(row->part)) add(*row, i);
+      if (InLayer(*row, config_, i)) add(*row, i);
     }
   }
 
@@ -334,7 +347,7 @@ absl::Status RandomCheckpoint::MakeTensors() {
     const uint64_t offset = HashOf(tensor.name) % (Bytes(noise).size() / kAlignment) * kAlignment;
     const TensorRow& row = *ParseTensorName(architecture, kind_, tensor.name).row;
     const bool norm = row.columns == Extent::kNone && row.part != Part::kSinks;
-    if (norm && tensor.name.ends_with(".weight")) {
+    if (norm && (tensor.name.ends_with(".weight") || row.bare)) {
       const int64_t first = row.rows == Extent::kHidden ? 0 : config_.hidden;
       tensor.data = gains_.get() + static_cast<size_t>(first) * sizeof(BFloat16);
     } else {

@@ -88,6 +88,13 @@ absl::StatusOr<QuantizeReport> QuantizeCheckpoint(const std::string& in, const s
                                                   const QuantizeOptions& options) {
   TREADLE_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> source, Checkpoint::Open(in));
   TREADLE_RETURN_IF_ERROR(options.weights.CheckAgainst(*source));
+  const bool to_gguf = out.ends_with(".gguf");
+  if (ArchitectureOf(source->config()).states &&
+      to_gguf != (source->kind() == Checkpoint::Kind::kGguf)) {
+    return Unimplemented(in, ": layers of ", source->config().architecture,
+                         " keep a state, which is written as it was read only; expected ", out,
+                         " to be ", to_gguf ? "a folder" : "a .gguf file");
+  }
   QuantizeReport report;
   if (std::string notice = options.weights.Notice(*source); !notice.empty()) {
     report.notices.push_back(std::move(notice));
@@ -102,9 +109,8 @@ absl::StatusOr<QuantizeReport> QuantizeCheckpoint(const std::string& in, const s
   TREADLE_ASSIGN_OR_RETURN(provenance["treadle.source_sha256"],
                            SumOf(source->weight_files(), placeholder));
   TREADLE_ASSIGN_OR_RETURN(const std::unique_ptr<CheckpointOutput> output,
-                           out.ends_with(".gguf")
-                               ? CreateGgufOutput(*source, out, options, provenance)
-                               : CreateHuggingFaceOutput(*source, out, options));
+                           to_gguf ? CreateGgufOutput(*source, out, options, provenance)
+                                   : CreateHuggingFaceOutput(*source, out, options));
   // Meanwhile, on a thread of its own; its mapping is its own too.
   std::atomic<bool> over = false;  // nobody waits for the sum any more
   const auto sum_of = [&](const std::string& file) {

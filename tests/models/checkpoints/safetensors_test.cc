@@ -512,7 +512,7 @@ TEST_F(SafetensorsTest, MistralsWindowIsOfAllLayers) {
     ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
     const ModelConfig& config = (*checkpoint)->config();
     EXPECT_EQ(config.context, 16);
-    EXPECT_EQ(config.LocalLayers(0, config.layers), window.is_null() ? 0 : config.layers);
+    EXPECT_EQ(config.RingLayers(0, config.layers), window.is_null() ? 0 : config.layers);
   }
 }
 

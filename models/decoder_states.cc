@@ -1,0 +1,88 @@
+// Layers that keep a state: their weights, and their half of a layer.
+#include <algorithm>
+#include <cmath>
+
+#include "base/status.h"
+#include "models/decoder.h"
+#include "models/tensor_parallel.h"
+
+namespace treadle {
+
+absl::Status LayerPass::AddState(const LayerWeights& w, Tensor x) const {
+  // hidden += W_out (norm(state read) * silu(W_z x)), in each value head.
+  MatMul(x, {w.state_input.To(state_in), w.state_gate.To(state_gate), w.state_beta.To(state_beta),
+             w.state_decay.To(state_decay)});
+  const auto values = [](const Buffer& buffer) {
+    return reinterpret_cast<const float*>(buffer.data());
+  };
+  backend.Convolve(state_in, values(w.convolution), nullptr, /*silu=*/true, kv, state_in);
+  backend.GatedDelta(state_in, state_decay, state_beta, values(w.decay_rates),
+                     values(w.decay_biases), kv, state_out);
+  NormalizeHeads(w.state_norm, state_out);
+  backend.SwiGlu(state_gate, state_out, state_out);
+  return AddProduct(w.state_output, state_out);
+}
+
+ShardRange Decoder::ValueHeads() const {
+  const int64_t group = config_.state_heads / config_.state_key_heads;
+  const ShardRange keys = PartOf(config_.state_key_heads, 1, shard_);
+  return {keys.begin * group, keys.end * group};
+}
+
+std::vector<ShardRange> Decoder::ChannelParts() const {
+  const ShardRange keys = PartOf(config_.state_key_heads, 1, shard_), heads = ValueHeads();
+  const int64_t dim = config_.state_key_dim, all = config_.state_key_heads * dim;
+  return {{keys.begin * dim, keys.end * dim},
+          {all + keys.begin * dim, all + keys.end * dim},
+          {2 * all + heads.begin * config_.state_value_dim,
+           2 * all + heads.end * config_.state_value_dim}};
+}
+
+absl::Status Decoder::LoadStateVector(WeightLoader& loader, const Checkpoint& checkpoint,
+                                      const TensorRow& row, const std::string& name,
+                                      LayerWeights& weights) {
+  if (row.part == Part::kDecayBias) {
+    TREADLE_ASSIGN_OR_RETURN(weights.decay_biases,
+                             loader.LoadVector(name, config_.state_heads, 0, 1, ValueHeads()));
+    return absl::OkStatus();
+  }
+  const bool rates = row.part == Part::kDecayRate;
+  TREADLE_ASSIGN_OR_RETURN(
+      const StoredTensor* tensor,
+      rates ? checkpoint.Require(name, {config_.state_heads})
+            : checkpoint.Require(name, {SizeOf(row.rows, config_), config_.conv_taps}));
+  const std::vector<float> stored = DecodeVector(*tensor);
+  std::vector<float> own;
+  if (rates) {
+    const ShardRange heads = ValueHeads();
+    for (int64_t h = heads.begin; h < heads.end; ++h) {
+      const float value = stored[static_cast<size_t>(h)];
+      own.push_back(checkpoint.kind() == Checkpoint::Kind::kGguf ? std::fabs(value)
+                                                                 : std::exp(value));
+    }
+    TREADLE_ASSIGN_OR_RETURN(weights.decay_rates, loader.Upload(own));
+    return absl::OkStatus();
+  }
+  for (int64_t tap = 0; tap < config_.conv_taps; ++tap) {
+    for (const ShardRange& part : ChannelParts()) {
+      for (int64_t c = part.begin; c < part.end; ++c) {
+        own.push_back(stored[static_cast<size_t>(c * config_.conv_taps + tap)]);
+      }
+    }
+  }
+  TREADLE_ASSIGN_OR_RETURN(weights.convolution, loader.Upload(own));
+  return absl::OkStatus();
+}
+
+absl::Status Decoder::AllocateStates() {
+  const StateLayout state = state_layout();
+  if (!state.present()) return absl::OkStatus();
+  TREADLE_ASSIGN_OR_RETURN(state_in_, activations_->Add(state.channels));
+  TREADLE_ASSIGN_OR_RETURN(state_gate_, activations_->Add(state.heads * state.value_dim));
+  TREADLE_ASSIGN_OR_RETURN(state_out_, activations_->Add(state.heads * state.value_dim));
+  TREADLE_ASSIGN_OR_RETURN(state_beta_, activations_->Add(state.heads));
+  TREADLE_ASSIGN_OR_RETURN(state_decay_, activations_->Add(state.heads));
+  return absl::OkStatus();
+}
+
+}  // namespace treadle
