@@ -28,6 +28,9 @@ enum class Part {
   kEmbedding,
   kPositions,
   kEmbeddingNorm,
+  kLayerEmbedding,        // of all layers, side by side (ModelConfig::layer_embedding)
+  kLayerInputProjection,  // what the embedding adds to these
+  kLayerInputNorm,        // of that, for each layer
   kOutputNorm,
   kHead,
   kAttentionNorm,
@@ -49,7 +52,11 @@ enum class Part {
   kExpertGate,
   kExpertUp,
   kExpertDown,
-  kPostFfnNorm  // of what is added
+  kPostFfnNorm,      // of what is added
+  kInputGate,        // of the layer's own embedding
+  kInputProjection,  // of what the gate lets pass
+  kPostInputNorm,    // of what that adds
+  kLayerScale        // a factor of the residual stream behind the layer
 };
 constexpr bool InLayer(Part part) { return part >= Part::kAttentionNorm; }
 // A layer has such a matrix for each expert.
@@ -65,9 +72,13 @@ enum class Extent {
   kHeadDim,
   kContext,
   kExperts,
-  kAllQueries,  // of all ranks, as one norm wants them; the rows of kQueries
-  kAllKeys,     // likewise
-  kVocab,       // from here on, divided among ranks
+  kOne,
+  kTokens,       // the vocabulary, on every rank
+  kLayerInput,   // features of a layer's own embedding
+  kLayerInputs,  // of all layers' together
+  kAllQueries,   // of all ranks, as one norm wants them; the rows of kQueries
+  kAllKeys,      // likewise
+  kVocab,        // from here on, divided among ranks
   kHeads,
   kQueries,
   kKeys,   // or values
@@ -93,6 +104,11 @@ struct TensorRow {
   bool (*bias)(const ModelConfig&) = nullptr;
   // Null: every model has it. A model has one of the rows with the same name in a file.
   bool (*present)(const ModelConfig&) = nullptr;
+  bool (*in_layer)(const ModelConfig&, int64_t layer) = nullptr;  // null: of all layers
+
+  bool InLayer(const ModelConfig& config, int64_t layer) const {
+    return in_layer == nullptr || in_layer(config, layer);
+  }
 };
 
 enum class NormKind { kRms, kLayer };  // the second has biases
@@ -145,12 +161,15 @@ struct Architecture {
   bool qk_norm = false;                     // every head's queries and keys are normalized
   bool norms_after_rotation = false;        // of these
   bool embedding_scaled = false;            // by the root of the hidden size
+  bool embedding_multiplied = false;        // likewise, in a residual stream that is kept as it is
   bool multipliers = false;                 // ModelConfig::embedding_multiplier and the others
   // Local layers in turn with global ones: in every model, or in those that have a window.
   Presence local_layers = Presence::kNever;
-  int64_t global_every = 0;     // ModelConfig's, where a file leaves it out
-  bool local_base = false;      // local layers rotate by a base of their own
-  bool local_unscaled = false;  // or by the base of all, which nothing scales for them
+  int64_t global_every = 0;        // ModelConfig's, where a file leaves it out
+  bool local_base = false;         // local layers rotate by a base of their own
+  bool local_heads = false;        // and have heads of their own (ModelConfig::local_head_dim)
+  bool values_normalized = false;  // each head's, without a gain
+  bool local_unscaled = false;     // or by the base of all, which nothing scales for them
   // ModelConfig::unrotated_every, where a file leaves it out; null: all layers rotate.
   int64_t (*unrotated_every)(const ModelConfig&) = nullptr;
   bool geglu = false;  // what gates is a GeLU; else a SiLU

@@ -303,7 +303,8 @@ absl::Status RandomCheckpoint::MakeTensors() {
       tensor.shape = std::move(shape);
       tensor.bytes = static_cast<uint64_t>(tensor.Elements()) * sizeof(BFloat16);
     };
-    const int64_t n = SizeOf(row.rows, config_), k = SizeOf(row.columns, config_);
+    const ModelConfig own = InLayer(row.part) ? config_.OfLayer(layer) : config_;
+    const int64_t n = SizeOf(row.rows, own), k = SizeOf(row.columns, own);
     const bool bias = row.bias != nullptr && row.bias(config_);
     if (InExperts(row.part)) {
       for (int64_t i = 0; i < config_.experts; ++i) add_one(".weight", {n, k}, std::to_string(i));
@@ -320,7 +321,7 @@ absl::Status RandomCheckpoint::MakeTensors() {
   }
   for (int64_t i = 0; i < config_.layers; ++i) {
     for (const TensorRow* row : rows) {
-      if (InLayer(row->part)) add(*row, i);
+      if (InLayer(row->part) && row->InLayer(config_, i)) add(*row, i);
     }
   }
 
