@@ -53,8 +53,9 @@ void Checkpoint::AddTurnEnds() {
   if (!tokenizer_) return;
   // Where there is <|return|>, <|end|> is between the messages of one turn.
   constexpr std::string_view kReturn = "<|return|>", kEnd = "<|end|>";
-  constexpr std::string_view kTurnEnds[] = {
-      kReturn, kEnd, "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|call|>"};
+  constexpr std::string_view kTurnEnds[] = {kReturn,      kEnd,         "<|im_end|>",
+                                            "<|eot_id|>", "<|eom_id|>", "<end_of_turn>",
+                                            "<|call|>",   "<turn|>",    "<|tool_response>"};
   const auto in_template = [&](std::string_view text) {
     return chat_template_.find(text) != std::string::npos;
   };

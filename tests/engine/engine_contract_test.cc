@@ -31,18 +31,23 @@ struct TinyFiles {
     llama = Write("llama", 0);
     window = Write("llama", 18);
     windows = Write("gemma3", 0);
+    heads = Write("gemma4", 0);
+    shared = Write("gemma4", 0, 2);
   }
-  std::string Write(const char* architecture, int64_t window_of_all) const {
-    const std::string folder = own.Folder(Str(architecture, window_of_all));
+  std::string Write(const char* architecture, int64_t window_of_all, int64_t sharing = 0) const {
+    const std::string folder = own.Folder(Str(architecture, window_of_all, sharing));
     TinyModelOptions options;
     options.layers = 4;
     options.window = window_of_all;
+    options.shared_kv_layers = sharing;
     auto written = WriteTinyGguf(*FindArchitecture(architecture), folder, options);
     TREADLE_CHECK(written.ok());
     return *written;
   }
   TestFolder own;
   std::string llama, window, windows;  // no layer's, each layer's, each second layer's
+  // These have heads of another size in each second layer; the last two read K/V of the others.
+  std::string heads, shared;
 };
 const TinyFiles& Tiny() {
   static const TinyFiles files;
@@ -291,7 +296,8 @@ TEST_P(EngineContract, RingsOfPagesDoNotMatter) {
   const bool few = GetParam().gpus;
   LocalEngineOptions options = Options();
   options.max_batch_tokens = 16;
-  for (const std::string& path : {Tiny().window, Tiny().windows}) {
+  const std::string& heads = stages() == 1 ? Tiny().shared : Tiny().heads;
+  for (const std::string& path : {Tiny().window, Tiny().windows, heads}) {
     SCOPED_TRACE(path);
     options.kv_pages = {path == Tiny().window ? 0 : 48, 32};
     auto requests = RandomRequests(4, few ? 2 : 10, TinyVocabulary(), few ? 70 : 110, few ? 3 : 10);

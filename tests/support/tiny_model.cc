@@ -142,6 +142,7 @@ ModelConfig ConfigOf(const Architecture& architecture, const TinyModelOptions& o
   if (architecture.local_heads) {
     config.local_head_dim = 2 * config.head_dim;
     config.local_kv_heads = config.kv_heads;
+    config.shared_kv_layers = o.shared_kv_layers;
     config.layer_embedding = 32;
     config.logits_cap = 20;
     config.query_scalar = 1;
@@ -197,6 +198,7 @@ std::vector<TinyTensor> TensorsOf(const Architecture& architecture, const TinyMo
   const std::vector<const TensorRow*> rows = TensorsOf(whole);
   const auto add_all = [&](auto of, int64_t layer) {
     for (const TensorRow* row : rows) {
+      if (!row->InLayer(whole, layer)) continue;
       const int64_t copies = InExperts(row->part) ? whole.experts : 1;
       for (int64_t i = 0; of(row->part) && i < copies; ++i) add(*row, layer, i);
     }

@@ -153,7 +153,7 @@ absl::Status GgufCheckpoint::ReadLayerSizes(const std::string& prefix) {
   const int64_t first_local = std::ranges::find(global, false) - global.begin();
   const auto at = [&](const std::string& key, int64_t layer) {
     const GgufValue* const value = file_->Find(key);
-    if (value == nullptr || value->numbers.empty()) return int64_t{0};
+    if (value == nullptr || value->numbers.empty()) return config_.heads;  // as all families
     const size_t last = value->numbers.size() - 1;
     const double number = value->numbers[std::min(static_cast<size_t>(layer), last)];
     return number >= 1 && number <= 0x1p40 ? static_cast<int64_t>(number) : int64_t{0};

@@ -56,6 +56,7 @@ constexpr Shape kShapes[] = {
     {"qwen3-0.6b", "qwen3", 28, 1024, 16, 8, 3072, 151936, 40960, true, 1e6, 0, 128},
     {"mistral-7b", "llama", 32, 4096, 32, 8, 14336, 32000, 32768, false, 10000, 0, 0, 2, 4096},
     {"gemma-3-270m", "gemma3", 18, 640, 4, 1, 2048, 262144, 32768, true, 1e6, 0, 256, 2, 512},
+    {"gemma-4-e4b", "gemma4", 42, 2560, 8, 2, 10240, 262144, 131072, true, 1e6, 0, 512, 2, 512},
     {"gpt2-124m", "gpt2", 12, 768, 12, 12, 3072, 50257, 1024, true},
     {"pythia-1.4b", "gptneox", 24, 2048, 16, 16, 8192, 50304, 2048, false},
     {"opt-1.3b", "opt", 24, 2048, 32, 32, 8192, 50272, 2048, true},
@@ -156,6 +157,15 @@ ModelConfig ConfigOf(const Shape& shape) {
     config.residual_multiplier = 0.22;
     config.attention_multiplier = 0.015625;
     config.logits_divisor = 8;
+  }
+  if (architecture.local_heads) {  // Gemma 4 E4B's
+    config.local_head_dim = config.head_dim / 2;
+    config.local_kv_heads = config.kv_heads;
+    config.shared_kv_layers = config.layers > 24 ? 18 : 0;
+    config.layer_embedding = 256;
+    config.rotated_pairs = config.head_dim / 8;
+    config.logits_cap = 30;
+    config.query_scalar = 1;
   }
   CompleteConfig(config);
   if (shape.rope_factor > 0) config.rope_scaling = RopeScaling{.factor = shape.rope_factor};

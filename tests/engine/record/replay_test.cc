@@ -225,7 +225,8 @@ TEST(Replay, AnyBeginningOfAFileIsCleanAndAnyChangedByteIsFound) {
 }
 
 TEST(Replay, EachGenerationReplaysByItself) {
-  for (const char* const architecture : {"llama", "gemma3"}) {  // the second has rings of pages
+  for (const char* const architecture :
+       {"llama", "gemma3", "gemma4"}) {  // with rings of pages; of others
     SCOPED_TRACE(architecture);
     RecordedRun run = NewRun("rotation", architecture);
     run.requests = 40;
