@@ -28,11 +28,6 @@ absl::Status CheckRequest(const KvMemoryRequest& request) {
   return absl::OkStatus();
 }
 
-// Beyond the model's heads, several ranks hold the same one each.
-int64_t HeadsOfAllRanks(const ModelConfig& config, const KvMemoryRequest& request) {
-  return std::max(config.kv_heads, request.tensor_parallel);
-}
-
 // "33 pages of 32 tokens x 23040 bytes = 24330240 bytes"
 std::string Product(const PageCounts& pages, const KvMemoryPlan& plan) {
   std::string out;
@@ -47,25 +42,34 @@ std::string Product(const PageCounts& pages, const KvMemoryPlan& plan) {
   return Str(out, " = ", bytes, " bytes");
 }
 
+// " (2 x 30 layers x 3 heads x 64 elements of f16 per token)"; nothing where layers differ.
+std::string Factors(const ModelConfig& config, const KvMemoryRequest& request) {
+  if (config.local_head_dim > 0) return "";
+  return Str(" (2 x ", config.layers, " layers x ",
+             std::max(config.kv_heads, request.tensor_parallel), " heads x ", config.head_dim,
+             " elements of ", Name(request.kv_dtype),
+             request.kv_dtype == DType::kI8 ? " and a scale" : "", " per token)");
+}
+
 }  // namespace
 
 KvMemoryPlan KvMemoryOf(const ModelConfig& config, const KvMemoryRequest& request,
                         const PageCounts& pages) {
-  const KvLayout layout{.kv_heads = HeadsOfAllRanks(config, request),
-                        .head_dim = config.head_dim,
-                        .page_size = request.page_size,
-                        .dtype = request.kv_dtype};
   const auto [begin, end] = request.layers;
-  const int64_t layers = begin == end ? config.layers : end - begin;
-  const int64_t local = config.RingLayers(begin, begin + layers);
+  const int64_t last = begin == end ? config.layers : end;
   KvMemoryPlan plan;
   plan.paging = KvPaging::Of(config, request.page_size, request.max_batch_tokens);
   plan.pages_per_request = plan.paging.PagesFor(request.max_context);
-  KvLayout ring = layout;
-  ring.state = config.StateOf(config.state_key_heads);
-  plan.bytes_per_page = {layout.PageBytes() * (layers - local), ring.PageBytes() * local};
   plan.pages = pages;
   for (const PageKind kind : kPageKinds) {
+    const bool local = kind == PageKind::kWindow;
+    // Beyond the model's heads, several ranks hold the same one each.
+    KvLayout layout{.kv_heads = std::max(config.KvHeads(local), request.tensor_parallel),
+                    .head_dim = config.HeadDim(local),
+                    .page_size = request.page_size,
+                    .dtype = request.kv_dtype};
+    if (local) layout.state = config.StateOf(config.state_key_heads);
+    plan.bytes_per_page[kind] = layout.PageBytes() * config.KvLayers(begin, last, local);
     plan.bytes_per_token[kind] = plan.bytes_per_page[kind] / request.page_size;
     plan.bytes += pages[kind] * plan.bytes_per_page[kind];
   }
@@ -100,9 +104,7 @@ absl::StatusOr<KvMemoryPlan> PlanKvMemory(const ModelConfig& config,
   if (!need.FitsIn(pages)) {
     return ResourceExhausted(
         "K/V memory: one request of ", request.max_context, " tokens needs ", Product(need, each),
-        " (2 x ", config.layers, " layers x ", HeadsOfAllRanks(config, request), " heads x ",
-        config.head_dim, " elements of ", Name(request.kv_dtype),
-        request.kv_dtype == DType::kI8 ? " and a scale" : "", " per token), but ",
+        Factors(config, request), ", but ",
         automatic ? Str(request.available_share * 100, " % of the available memory are ")
                   : "--kv-memory is ",
         budget, " bytes; lower --max-context or give more memory");

@@ -14,6 +14,10 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 int64_t LayersOf(const PlacementCosts& costs) { return static_cast<int64_t>(costs.layers.size()); }
 
+int64_t MostStages(const PlacementCosts& costs) {
+  return costs.last_begin < LayersOf(costs) ? costs.last_begin + 1 : LayersOf(costs);
+}
+
 PlacedStage StageOf(const PlacementCosts& costs, LayerRange layers, int stages) {
   PlacedStage stage{.layers = layers, .weight_bytes = costs.table_bytes};
   const auto add = [&stage](const PlacementCosts::Part& part) {
@@ -46,7 +50,7 @@ class Cuts {
       : costs_(costs), layers_(LayersOf(costs)), stages_(stages) {
     const size_t ranges = (layers_ + 1) * (layers_ + 1);
     seconds_.assign(ranges, kInfinity);
-    for (int64_t begin = 0; begin < layers_; ++begin) {
+    for (int64_t begin = 0; begin < MostStages(costs); ++begin) {
       for (int64_t end = begin + 1; end <= layers_; ++end) {
         const PlacedStage stage = StageOf(costs, {begin, end}, stages);
         if (Fits(stage, memory)) Seconds(begin, end) = stage.seconds;
@@ -141,11 +145,12 @@ int64_t PlacedStage::KvTokens(const PlacementMemory& memory) const {
 absl::StatusOr<std::vector<PlacedStage>> PlaceLayers(const PlacementCosts& costs, int stages,
                                                      const PlacementMemory& memory) {
   TREADLE_CHECK(!costs.layers.empty() && memory.page_size > 0);
-  if (stages < 1 || stages > LayersOf(costs)) {
-    return InvalidArgument(stages, " pipeline stages: expected 1 to ", LayersOf(costs),
-                           ", since each has at least one of the model's layers; the nearest that "
-                           "can be is ",
-                           std::clamp<int64_t>(stages, 1, LayersOf(costs)));
+  const int64_t most = MostStages(costs);
+  if (stages < 1 || stages > most) {
+    return InvalidArgument(stages, " pipeline stages: expected 1 to ", most,
+                           ", since each has at least one of the model's layers",
+                           most < LayersOf(costs) ? ", and some read K/V of earlier ones" : "",
+                           "; the nearest that can be is ", std::clamp<int64_t>(stages, 1, most));
   }
   std::optional<std::vector<PlacedStage>> placed = Cuts(costs, stages, memory).Best();
   if (!placed) return DoesNotFit(costs, stages, memory);

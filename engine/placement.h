@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -31,6 +32,8 @@ struct PlacementCosts {
   Part head;                  // of the last stage: norm, head and sampling
   uint64_t shared_bytes = 0;  // that embedding and head have in common where one stage has both
 
+  // A later layer begins no stage, because it reads K/V of an earlier one.
+  int64_t last_begin = std::numeric_limits<int64_t>::max();
   uint64_t table_bytes = 0;         // of weights in every stage, such as rotary tables
   uint64_t kv_bytes_per_token = 0;  // of one layer
   uint64_t activation_bytes = 0;    // of any stage: an iteration's buffers

@@ -2,6 +2,7 @@
 #include <chrono>
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <vector>
 
@@ -215,9 +216,10 @@ class Probe {
 absl::StatusOr<PlacementCosts> MeasureCosts(const Checkpoint& checkpoint, Backend& backend,
                                             const CostOptions& options) {
   const ModelConfig& config = checkpoint.config();
-  const int64_t last = config.layers - 1;
+  // The last layer, with those that it reads the K/V of.
+  const int64_t last = config.LastStageBegin();
   TREADLE_ASSIGN_OR_RETURN(Probe tail,
-                           Probe::Create(checkpoint, backend, options, {last, last + 1}));
+                           Probe::Create(checkpoint, backend, options, {last, config.layers}));
   TREADLE_ASSIGN_OR_RETURN(const Probe::Seconds seconds, tail.Measure(checkpoint.file_bytes()));
   PlacementCosts costs;
   costs.head.seconds = seconds.head;
@@ -235,9 +237,15 @@ absl::StatusOr<PlacementCosts> MeasureCosts(const Checkpoint& checkpoint, Backen
     costs.embedding.weight_bytes = begin->outside_bytes();
   }
   const auto layer_bytes = static_cast<double>(model.weight_bytes() - costs.table_bytes - outside);
+  if (config.layer_embedding > 0) {  // all stages have what is outside of layers
+    costs.table_bytes += outside;
+    costs.embedding.weight_bytes = costs.head.weight_bytes = costs.shared_bytes = 0;
+  }
+  costs.last_begin = last;
   const std::vector<double> stored = StoredBytes(checkpoint);
+  const double measured = std::accumulate(stored.begin() + last, stored.end(), 0.0);
   for (int64_t layer = 0; layer < config.layers; ++layer) {
-    const double ratio = stored[last] > 0 ? stored[layer] / stored[last] : 1;
+    const double ratio = measured > 0 ? stored[layer] / measured : 1;
     costs.layers.push_back(
         {seconds.layer * ratio, static_cast<uint64_t>(layer_bytes * ratio + 0.5)});
   }

@@ -24,18 +24,20 @@ constexpr int64_t kSmallestGraphContext = 256;
 BackendLimits LimitsOf(const Model& model, int64_t max_batch_tokens, const KvCache::Options& kv) {
   const ModelConfig& config = model.config();
   const int ranks = model.shard().size;
+  const int64_t head_dim = std::max(config.head_dim, config.local_head_dim);
   return {.max_rows = max_batch_tokens,
           .max_sequences = max_batch_tokens,
           .max_context = config.context,
           .max_output_rows = max_batch_tokens,
           .max_features =
-              std::max({config.hidden, config.ffn_hidden / ranks, config.heads * config.head_dim}),
+              std::max({config.hidden, (config.wide_shared_layers + 1) * config.ffn_hidden / ranks,
+                        config.heads * head_dim, config.layers * config.layer_embedding}),
           .vocab = config.vocab,
           .page_size = kv.page_size,
           .page_tables =
               kv.num_pages[PageKind::kWhole] > 0 && kv.num_pages[PageKind::kWindow] > 0 ? 2 : 1,
           .heads = config.heads / ranks,
-          .head_dim = config.head_dim};
+          .head_dim = head_dim};
 }
 
 }  // namespace

@@ -97,6 +97,14 @@ struct RotaryTable {
   int64_t max_positions = 0;
 };
 
+// The numbers of an xIELU (Backend::Xielu).
+struct XieluScales {
+  float positive = 0;
+  float negative = 0;
+  float slope = 0.5f;
+  float largest = -1e-6f;  // below 0
+};
+
 // What makes two iterations the same to RunGraph.
 struct GraphKey {
   int64_t rows = 0;         // padded
@@ -299,6 +307,13 @@ class Backend {
   // out = max(x, 0). x, out: as Gelu's.
   virtual void Relu(Tensor x, Tensor out) = 0;
 
+  // out = cap * tanh(x / cap), which bounds logits (Gemma 2, Gemma Team 2024, section 2). x, out:
+  // as Gelu's.
+  virtual void SoftCap(Tensor x, float cap, Tensor out) = 0;
+  // out = x > 0 ? s.positive x^2 + s.slope x : s.negative (exp(min(x, s.largest)) - 1 - x) +
+  // s.slope x (xIELU, Huang and Schlag 2024, section 3). x, out: as Gelu's.
+  virtual void Xielu(Tensor x, const XieluScales& s, Tensor out) = 0;
+
   // The experts that each row goes to, and how much each of them counts: those of the k largest
   // logits, the largest first, of equal ones the first (NaN is less than all else), with a softmax
   // over these k if `normalize`, else over all experts. logits: [rows, experts]; ids: [rows, k],
@@ -365,6 +380,8 @@ inline constexpr int64_t kAttentionBlock = 64;
   X(Gelu, (Tensor x, Tensor out), (x, out))                                                        \
   X(GeluErf, (Tensor x, Tensor out), (x, out))                                                     \
   X(Relu, (Tensor x, Tensor out), (x, out))                                                        \
+  X(SoftCap, (Tensor x, float cap, Tensor out), (x, cap, out))                                     \
+  X(Xielu, (Tensor x, const XieluScales& s, Tensor out), (x, s, out))                              \
   X(Route, (Tensor logits, bool normalize, Tensor ids, Tensor weights),                            \
     (logits, normalize, ids, weights))                                                             \
   X(Mix, (Tensor x, std::span<const int32_t> places, Tensor weights, bool accumulate, Tensor out), \

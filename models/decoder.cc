@@ -33,7 +33,11 @@ constexpr std::pair<Part, Linear LayerWeights::*> kLinears[] = {
     {Part::kUp, &LayerWeights::up},
     {Part::kGateUp, &LayerWeights::gate_up},
     {Part::kDown, &LayerWeights::down},
-    {Part::kRouter, &LayerWeights::router}};
+    {Part::kRouter, &LayerWeights::router},
+    {Part::kLayerEmbedding, &LayerWeights::layer_embedding},
+    {Part::kLayerInputProjection, &LayerWeights::layer_input_projection},
+    {Part::kInputGate, &LayerWeights::input_gate},
+    {Part::kInputProjection, &LayerWeights::input_projection}};
 constexpr std::pair<Part, std::vector<Linear> LayerWeights::*> kExperts[] = {
     {Part::kExpertGate, &LayerWeights::expert_gate},
     {Part::kExpertUp, &LayerWeights::expert_up},
@@ -47,7 +51,9 @@ constexpr std::pair<Part, Norm LayerWeights::*> kNorms[] = {
     {Part::kPostAttentionNorm, &LayerWeights::post_attention_norm},
     {Part::kPostFfnNorm, &LayerWeights::post_ffn_norm},
     {Part::kKNorm, &LayerWeights::k_norm},
-    {Part::kFfnNorm, &LayerWeights::ffn_norm}};
+    {Part::kFfnNorm, &LayerWeights::ffn_norm},
+    {Part::kLayerInputNorm, &LayerWeights::layer_input_norm},
+    {Part::kPostInputNorm, &LayerWeights::post_input_norm}};
 
 template <typename Table>
 auto MemberOf(const Table& table, Part part) {
@@ -91,11 +97,12 @@ void LayerPass::NormalizeHeads(const Norm& by, Tensor x) const {
   by.Apply(backend, heads, heads);
 }
 
-// Rotates x as queries are rotated, and no keys: what is stored for them is overwritten when this
-// layer's own are. `attended` is free until then.
+// Rotates x as queries are rotated, beside keys of no head, of which nothing is stored.
 void LayerPass::RotateAlone(Tensor x, const RotaryTable& by) const {
-  const Tensor unused = DenseTensor(attended.data, DType::kF32, x.rows, own_k.cols);
-  backend.RotateAndStoreKv(x, unused, unused, &by, kv);
+  const Tensor none = DenseTensor(attended.data, DType::kF32, x.rows, 0);
+  KvView nothing = kv;
+  nothing.layout.kv_heads = 0;
+  backend.RotateAndStoreKv(x, none, none, &by, nothing);
 }
 
 void LayerPass::Rotate() const {
@@ -105,8 +112,12 @@ void LayerPass::Rotate() const {
 
 void LayerPass::Attend() const {
   if (query_scales != nullptr) RotateAlone(own_q, *query_scales);
-  backend.RotateAndStoreKv(own_q, own_k, v, architecture.norms_after_rotation ? nullptr : rotary,
-                           kv);
+  if (v.data != nullptr) {
+    backend.RotateAndStoreKv(own_q, own_k, v, architecture.norms_after_rotation ? nullptr : rotary,
+                             kv);
+  } else if (rotary != nullptr) {
+    RotateAlone(own_q, *rotary);
+  }
   const int64_t scalar = config.query_scalar > 0 ? config.query_scalar : config.head_dim;
   const float scale = config.attention_multiplier > 0
                           ? static_cast<float>(config.attention_multiplier)
@@ -138,9 +149,16 @@ absl::Status Decoder::Load(const Checkpoint& checkpoint, const LoadOptions& opti
   shard_ = options.shard;
   vocab_ = PartOf(config_.vocab, 1, shard_);
   heads_ = QueryHeads(config_, shard_);
-  kv_range_ = KvHeads(config_, shard_);
-  kv_heads_ = kv_range_.size();
-  ffn_ = FfnFeatures(checkpoint, options.weights, shard_);
+  const auto shape_of = [&](const ModelConfig& own) {
+    return LayerShape{own, KvHeads(own, shard_),
+                      FfnFeatures(checkpoint, options.weights, shard_, own.ffn_hidden)};
+  };
+  const LayerShape whole = shape_of(config_);
+  kv_heads_ = whole.kv_heads.size();
+  for (int64_t i = layers_.begin; i < layers_.end; ++i) {
+    shapes_.push_back(shape_of(config_.OfLayer(i)));
+    if (config_.Local(i)) local_kv_heads_ = shapes_.back().kv_heads.size();
+  }
   layer_weights_.resize(static_cast<size_t>(layers_.end - layers_.begin));
   WeightLoader loader(checkpoint, backend_, options);
   const std::vector<const TensorRow*> rows = TensorsOf(config_);
@@ -151,30 +169,35 @@ absl::Status Decoder::Load(const Checkpoint& checkpoint, const LoadOptions& opti
   };
   const std::string_view prefix = architecture_->hugging_face_prefix;
   const bool prefixed = checkpoint.Find(Str(prefix, spell(*rows[0], 0), ".weight")) != nullptr;
-  const auto load = [&](const TensorRow& row, int64_t layer, LayerWeights& into) -> absl::Status {
+  const auto load = [&](const TensorRow& row, int64_t layer, const LayerShape& shape,
+                        LayerWeights& into) -> absl::Status {
     for (int64_t i = 0; i < (InExperts(row.part) ? config_.experts : 1); ++i) {
       const std::string name = spell(row, layer, i);
       TREADLE_RETURN_IF_ERROR(
           LoadTensor(loader, row, prefixed && row.part != Part::kHead ? Str(prefix, name) : name,
-                     checkpoint, into));
+                     checkpoint, shape, into));
     }
     return absl::OkStatus();
   };
   for (const TensorRow* row : rows) {
-    if (Needs(row->part)) TREADLE_RETURN_IF_ERROR(load(*row, 0, outside_));
+    if (Needs(row->part)) TREADLE_RETURN_IF_ERROR(load(*row, 0, whole, outside_));
   }
   outside_bytes_ = loader.weight_bytes();
   for (int64_t i = layers_.begin; i < layers_.end; ++i) {
     for (const TensorRow* row : rows) {
       if (!InLayer(*row, config_, i)) continue;
-      TREADLE_RETURN_IF_ERROR(load(*row, i, layer_weights_[i - layers_.begin]));
+      const auto index = static_cast<size_t>(i - layers_.begin);
+      TREADLE_RETURN_IF_ERROR(load(*row, i, shapes_[index], layer_weights_[index]));
     }
   }
   if (architecture_->rotary) {
     TREADLE_RETURN_IF_ERROR(LoadRotary(checkpoint, options.max_context));
   }
   if (architecture_->alibi) TREADLE_RETURN_IF_ERROR(LoadSlopes());
-  if (first_stage()) TREADLE_RETURN_IF_ERROR(LoadScale());
+  if (Needs(Part::kEmbedding)) TREADLE_RETURN_IF_ERROR(LoadScale());
+  for (size_t i = 0; architecture_->values_normalized && i < shapes_.size(); ++i) {
+    TREADLE_RETURN_IF_ERROR(LoadValueNorm(shapes_[i].config, layer_weights_[i]));
+  }
   table_bytes_ = rotary_.bytes() + local_rotary_.bytes() + query_scales_.bytes();
   weight_bytes_ = loader.weight_bytes() + table_bytes_;
   ChooseTypes();
@@ -186,6 +209,9 @@ absl::Status Decoder::Load(const Checkpoint& checkpoint, const LoadOptions& opti
 // Outside of layers.
 bool Decoder::Needs(Part part) const {
   if (InLayer(part)) return false;
+  const bool of_layers = part == Part::kLayerEmbedding || part == Part::kLayerInputProjection ||
+                         part == Part::kLayerInputNorm || part == Part::kEmbedding;
+  if (of_layers && config_.layer_embedding > 0) return true;
   const bool tied = part == Part::kEmbedding && config_.tied_head;
   const bool first =
       part == Part::kEmbedding || part == Part::kPositions || part == Part::kEmbeddingNorm;
@@ -194,10 +220,10 @@ bool Decoder::Needs(Part part) const {
 
 absl::Status Decoder::LoadTensor(WeightLoader& loader, const TensorRow& row,
                                  const std::string& name, const Checkpoint& checkpoint,
-                                 LayerWeights& weights) {
+                                 const LayerShape& shape, LayerWeights& weights) {
   const Checkpoint::Kind kind = checkpoint.kind();
   const bool gguf = kind == Checkpoint::Kind::kGguf;
-  const int64_t n = SizeOf(row.rows, config_);
+  const int64_t n = SizeOf(row.rows, shape.config);
   const bool bias = row.bias != nullptr && row.bias(config_);
   if (row.part == Part::kSinks) {
     TREADLE_ASSIGN_OR_RETURN(weights.sinks, loader.LoadVector(name + ".weight", n, 0, 1, heads_));
@@ -206,6 +232,11 @@ absl::Status Decoder::LoadTensor(WeightLoader& loader, const TensorRow& row,
   if (row.bare) return LoadStateVector(loader, checkpoint, row, name, weights);
   if (row.part == Part::kConvolution) {
     return LoadStateVector(loader, checkpoint, row, name + ".weight", weights);
+  }
+  if (row.part == Part::kLayerScale) {
+    TREADLE_ASSIGN_OR_RETURN(const float scale, loader.LoadNumber(name + ".weight"));
+    TREADLE_ASSIGN_OR_RETURN(weights.layer_scale, Factor(scale));
+    return absl::OkStatus();
   }
   if (row.columns == Extent::kNone) {
     Norm& norm = weights.*MemberOf(kNorms, row.part);
@@ -227,6 +258,13 @@ absl::Status Decoder::LoadTensor(WeightLoader& loader, const TensorRow& row,
       if (adds && embedding) scale = 1 / std::sqrt(square);
       if (!adds) norm.epsilon /= square;
     }
+    if (row.part == Part::kLayerInputNorm) {
+      scale = 1 / std::sqrt(static_cast<float>(n));
+      norm.epsilon *= static_cast<float>(config_.hidden);
+    }
+    if (row.part == Part::kPostInputNorm) {
+      norm.epsilon /= static_cast<float>(config_.layer_embedding) / 2;
+    }
     TREADLE_ASSIGN_OR_RETURN(norm.gain, loader.LoadVector(name + ".weight", n, more, scale));
     if (row.part == Part::kOutputNorm && config_.logits_divisor != 1) {
       const auto divided = static_cast<float>(1 / config_.logits_divisor);
@@ -245,20 +283,21 @@ absl::Status Decoder::LoadTensor(WeightLoader& loader, const TensorRow& row,
   WeightLoader::LinearSpec spec = {
       .name = name,
       .n = n,
-      .k = SizeOf(row.columns, config_),
+      .k = SizeOf(row.columns, shape.config),
       .bias = bias,
       .row_order = order,
       .folder_order = folder_order,
       .transposed = !gguf && InLayer(row.part) && architecture_->hugging_face_transposed,
-      .rows = PartsOf(row.rows),
-      .lookup_only = !InLayer(row.part) && !last_stage()};
-  if (const auto columns = PartsOf(row.columns); !columns.empty()) spec.columns = columns[0];
+      .rows = PartsOf(row.rows, shape),
+      .lookup_only =
+          row.part == Part::kLayerEmbedding ||
+          (!InLayer(row.part) && row.part != Part::kLayerInputProjection && !last_stage())};
+  if (const auto columns = PartsOf(row.columns, shape); !columns.empty()) spec.columns = columns[0];
   if (row.rows == Extent::kGatedQueries && config_.gated_attention) {
-    std::vector<ShardRange> gates = {std::exchange(spec.rows[1], spec.rows[0])};
-    spec.rows.pop_back();
-    std::swap(spec.rows, gates);
+    const std::vector<ShardRange> both = spec.rows;  // queries, gates
+    spec.rows = {both[1]};
     TREADLE_ASSIGN_OR_RETURN(weights.q_gate, loader.LoadLinear(spec));
-    spec.rows = std::move(gates);
+    spec.rows = {both[0]};
   }
   TREADLE_ASSIGN_OR_RETURN(Linear linear, loader.LoadLinear(spec));
   if (InExperts(row.part)) {
@@ -270,9 +309,10 @@ absl::Status Decoder::LoadTensor(WeightLoader& loader, const TensorRow& row,
 }
 
 // This rank's; empty: all.
-std::vector<ShardRange> Decoder::PartsOf(Extent extent) const {
-  const int64_t dim = config_.head_dim;
-  const int64_t queries = SizeOf(Extent::kQueries, config_), keys = SizeOf(Extent::kKeys, config_);
+std::vector<ShardRange> Decoder::PartsOf(Extent extent, const LayerShape& shape) const {
+  const auto& [config, kv_heads, ffn] = shape;
+  const int64_t dim = config.head_dim;
+  const int64_t queries = SizeOf(Extent::kQueries, config), keys = SizeOf(Extent::kKeys, config);
   switch (extent) {
     case Extent::kVocab:
       return {vocab_};
@@ -287,14 +327,14 @@ std::vector<ShardRange> Decoder::PartsOf(Extent extent) const {
     case Extent::kStateValues:
       return {Features(ValueHeads(), config_.state_value_dim)};
     case Extent::kKeys:
-      return {Features(kv_range_, dim)};
+      return {Features(kv_heads, dim)};
     case Extent::kFused:
-      return {Features(heads_, dim), Features(kv_range_, dim, queries),
-              Features(kv_range_, dim, queries + keys)};
+      return {Features(heads_, dim), Features(kv_heads, dim, queries),
+              Features(kv_heads, dim, queries + keys)};
     case Extent::kInner:
-      return {ffn_};
+      return {ffn};
     case Extent::kGateUp:
-      return {ffn_, {config_.ffn_hidden + ffn_.begin, config_.ffn_hidden + ffn_.end}};
+      return {ffn, {config.ffn_hidden + ffn.begin, config.ffn_hidden + ffn.end}};
     default:
       return {};
   }
@@ -314,9 +354,9 @@ absl::Status Decoder::LoadRotary(const Checkpoint& checkpoint, int64_t max_posit
                              checkpoint.Require("rope_freqs.weight", {config_.rope_dim / 2}));
     factors = DecodeVector(*tensor);
     for (const float factor : factors) {
-      if (!(factor >= 1e-6f && factor <= 1e12f)) {
+      if (!(factor >= 1e-6f && factor <= kUnrotated)) {
         return InvalidArgument(checkpoint.path(), ": rope_freqs.weight holds ", factor,
-                               ", expected 1e-6 to 1e12");
+                               ", expected 1e-6 to 1e30");
       }
     }
   }
@@ -335,6 +375,8 @@ absl::Status Decoder::LoadRotary(const Checkpoint& checkpoint, int64_t max_posit
   if (config_.local_rope_base == 0) return absl::OkStatus();
   ModelConfig local = config_;
   local.rope_base = config_.local_rope_base;
+  if (config_.local_head_dim > 0) local.rope_dim = config_.local_head_dim;
+  local.rotated_pairs = 0;
   local.rope_linear_factor = 1;
   local.rope_scaling.reset();
   local.yarn.reset();
@@ -352,20 +394,11 @@ absl::Status Decoder::LoadSlopes() {
   return absl::OkStatus();
 }
 
-// The embedding's factor, in a residual stream that is kept divided. It is applied as a norm with
-// an epsilon beside which the mean square of a row is rounded away, so that it divides all rows
-// alike, by the epsilon's root.
+// The embedding's factor, in a residual stream that may be kept divided.
 absl::Status Decoder::LoadScale() {
   const double scale = config_.embedding_multiplier / config_.residual_multiplier;
   if (scale == 1) return absl::OkStatus();
-  Norm& norm = outside_.embedding_scale;
-  norm.epsilon = 0x1p100f;
-  norm.cols = config_.hidden;
-  const std::vector<float> gains(static_cast<size_t>(config_.hidden),
-                                 static_cast<float>(scale * 0x1p50));
-  const size_t bytes = gains.size() * sizeof(float);
-  TREADLE_ASSIGN_OR_RETURN(norm.gain, backend_.Allocate(bytes));
-  backend_.CopyToDevice(norm.gain.data(), gains.data(), bytes);
+  TREADLE_ASSIGN_OR_RETURN(outside_.embedding_scale, Factor(scale));
   return absl::OkStatus();
 }
 
@@ -394,22 +427,30 @@ void Decoder::ChooseTypes() {
 
 absl::Status Decoder::AllocateActivations(const LoadOptions& options) {
   activations_ = std::make_unique<Activations>(backend_, options.max_batch_tokens);
-  const int64_t q_size = heads_.size() * config_.head_dim;
-  const int64_t kv_size = kv_heads_ * config_.head_dim;
+  // Of the layer that has the most.
+  const auto most = [&](auto size) {
+    int64_t largest = 0;
+    for (size_t i = 0; i < shapes_.size(); ++i) {
+      largest = std::max<int64_t>(largest, size(shapes_[i], layer_weights_[i]));
+    }
+    return largest;
+  };
+  const auto rows_of = [](const Linear& linear) {
+    return linear.loaded() ? linear.weight().n() : 0;
+  };
+  const int64_t q_size =
+      most([&](const auto& s, const auto&) { return heads_.size() * s.config.head_dim; });
+  const int64_t kv_size =
+      most([](const auto& s, const auto&) { return s.kv_heads.size() * s.config.head_dim; });
+  const int64_t inner_size = most([](const auto& s, const auto&) { return s.ffn.size(); });
   const auto any = [&](auto asks) { return std::ranges::any_of(layer_weights_, asks); };
   const bool inner = any([](const auto& layer) { return layer.down_type != DType::kF32; });
   const bool fused = any([](const auto& layer) { return layer.qkv.loaded(); });
   const bool gated = any([](const auto& layer) { return layer.gate.loaded(); });
   const bool halves = any([](const auto& layer) { return layer.post_ffn_norm.loaded(); });
   const int64_t freed =
-      2 * std::max(inner ? options.max_batch_tokens * ffn_.size() : 0,
+      2 * std::max(inner ? options.max_batch_tokens * inner_size : 0,
                    outside_.head_type != DType::kF32 ? options.max_head_rows * config_.hidden : 0);
-  // Where one norm is of all heads, each rank makes all.
-  const auto made = [&](Linear LayerWeights::*linear, int64_t otherwise) {
-    const auto of = std::ranges::find_if(
-        layer_weights_, [&](const auto& layer) { return (layer.*linear).loaded(); });
-    return of == layer_weights_.end() ? otherwise : ((*of).*linear).weight().n();
-  };
   if (fused) {
     TREADLE_RETURN_IF_ERROR(activations_->AddTogether(
         {{&normed_, config_.hidden}, {&qkv_, q_size + 2 * kv_size}}, freed));
@@ -417,11 +458,12 @@ absl::Status Decoder::AllocateActivations(const LoadOptions& options) {
     k_ = qkv_.Cols(q_size, kv_size);
     v_ = qkv_.Cols(q_size + kv_size, kv_size);
   } else {
-    TREADLE_RETURN_IF_ERROR(activations_->AddTogether({{&normed_, config_.hidden},
-                                                       {&q_, made(&LayerWeights::q, q_size)},
-                                                       {&k_, made(&LayerWeights::k, kv_size)},
-                                                       {&v_, kv_size}},
-                                                      freed));
+    TREADLE_RETURN_IF_ERROR(activations_->AddTogether(
+        {{&normed_, config_.hidden},
+         {&q_, most([&](const auto&, const auto& w) { return rows_of(w.q); })},
+         {&k_, most([&](const auto&, const auto& w) { return rows_of(w.k); })},
+         {&v_, kv_size}},
+        freed));
   }
   TREADLE_ASSIGN_OR_RETURN(attended_, activations_->Add(q_size));
   if (config_.gated_attention) {
@@ -429,22 +471,27 @@ absl::Status Decoder::AllocateActivations(const LoadOptions& options) {
   }
   TREADLE_RETURN_IF_ERROR(AllocateStates());
   if (any([](const auto& layer) { return layer.gate_up.loaded(); })) {
-    TREADLE_ASSIGN_OR_RETURN(gate_up_, activations_->Add(2 * ffn_.size()));
-    gate_ = gate_up_.Cols(0, ffn_.size());
-    up_ = gate_up_.Cols(ffn_.size(), ffn_.size());
+    TREADLE_ASSIGN_OR_RETURN(gate_up_, activations_->Add(2 * inner_size));
+    gate_ = gate_up_.Cols(0, inner_size);
+    up_ = gate_up_.Cols(inner_size, inner_size);
   } else {
-    TREADLE_ASSIGN_OR_RETURN(up_, activations_->Add(ffn_.size()));
+    TREADLE_ASSIGN_OR_RETURN(up_, activations_->Add(inner_size));
     gate_ = up_;  // which the activation overwrites
   }
   if (gated) {
-    TREADLE_ASSIGN_OR_RETURN(gate_, activations_->Add(ffn_.size()));
+    TREADLE_ASSIGN_OR_RETURN(gate_,
+                             activations_->Add(std::max(inner_size, config_.layer_embedding)));
   }
   if (halves) {
     TREADLE_ASSIGN_OR_RETURN(half_, activations_->Add(config_.hidden));
   }
+  if (config_.layer_embedding > 0) {
+    TREADLE_ASSIGN_OR_RETURN(layer_inputs_,
+                             activations_->Add(SizeOf(Extent::kLayerInputs, config_)));
+  }
   if (config_.experts > 0) {
     TREADLE_RETURN_IF_ERROR(
-        experts_.Allocate(*activations_, config_, ffn_.size(), options.max_batch_tokens));
+        experts_.Allocate(*activations_, config_, inner_size, options.max_batch_tokens));
   }
   TREADLE_RETURN_IF_ERROR(sums_.Allocate(*activations_, config_.hidden, shard_));
   activation_bytes_ = activations_->bytes();
@@ -465,67 +512,76 @@ KvView Decoder::ViewOf(size_t index, const Batch& batch, const KvPages& kv) cons
 
 LayerPass Decoder::PassOf(size_t index, const KvView& kv, Communicator* ranks, Tensor hidden) {
   const LayerWeights& layer = layer_weights_[index];
+  const auto& [config, kv_heads, ffn] = shapes_[index];
   const bool apart = kv.window > 0 && config_.local_rope_base > 0;
   const RotaryEmbedding& rotary = apart ? local_rotary_ : rotary_;
   const int64_t rows = hidden.rows;
-  const Tensor gate = gate_.Rows(0, rows);
+  // The first columns of a buffer of the widest layer's, as a matrix of its own.
+  const auto sized = [rows](const Tensor& all, int64_t cols) {
+    return all.cols == cols ? all.Rows(0, rows) : DenseTensor(all.data, all.dtype, rows, cols);
+  };
+  const Tensor gate = sized(gate_, ffn.size());
+  const bool rotates =
+      architecture_->rotary && config_.Rotates(layers_.begin + static_cast<int64_t>(index));
+  const int64_t dim = config.head_dim;
+  const auto made = [&](const Tensor& all, const Linear& by) {
+    return by.loaded() ? sized(all, by.weight().n()) : all.Rows(0, rows);
+  };
   const auto some = [rows](const Tensor& all) {
     return all.data == nullptr ? Tensor() : all.Rows(0, rows);
   };
-  const bool rotates =
-      architecture_->rotary && config_.Rotates(layers_.begin + static_cast<int64_t>(index));
   const auto own = [&](const Tensor& all, ShardRange heads) {
-    const int64_t cols = heads.size() * config_.head_dim;
-    return all.Rows(0, rows).Cols(all.cols == cols ? 0 : heads.begin * config_.head_dim, cols);
+    const int64_t cols = heads.size() * dim;
+    return all.Cols(all.cols == cols ? 0 : heads.begin * dim, cols);
   };
-  return {
-      .backend = backend_,
-      .config = config_,
-      .architecture = *architecture_,
-      .rotary = rotates ? &rotary.table() : nullptr,
-      .query_scales = query_scales_.bytes() > 0 ? &query_scales_.table() : nullptr,
-      .sums = sums_,
-      .ranks = ranks,
-      .kv = kv,
-      .hidden = hidden,
-      .attention_in = RowsAs(layer.attention_type, normed_, rows),
-      .q = q_.Rows(0, rows),
-      .q_gate = some(q_gate_),
-      .k = k_.Rows(0, rows),
-      .v = v_.Rows(0, rows),
-      .own_q = own(q_, heads_),
-      .own_k = own(k_, kv_range_),
-      .qkv = layer.qkv.loaded() ? qkv_.Rows(0, rows) : Tensor(),
-      .attended = RowsAs(layer.out_type, attended_, rows),
-      .ffn_in = RowsAs(layer.ffn_type, normed_, rows),
-      .gate = gate,
-      .up = up_.Rows(0, rows),
-      .gate_up = layer.gate_up.loaded() ? gate_up_.Rows(0, rows) : Tensor(),
-      .inner = layer.down_type == DType::kF32 ? gate : Freed(layer.down_type, rows, ffn_.size()),
-      .half = some(half_),
-      .state_in = some(state_in_),
-      .state_gate = some(state_gate_),
-      .state_out = some(state_out_),
-      .state_beta = some(state_beta_),
-      .state_decay = some(state_decay_),
-      .experts = experts_,
-      .expert_use = expert_use_};
+  const bool has_q = layer.q.loaded() || layer.qkv.loaded();
+  const bool has_kv = layer.k.loaded() || layer.qkv.loaded();
+  const Tensor q = made(q_, layer.q), k = has_kv ? made(k_, layer.k) : Tensor();
+  return {.backend = backend_,
+          .config = config,
+          .architecture = *architecture_,
+          .rotary = rotates ? &rotary.table() : nullptr,
+          .query_scales = query_scales_.bytes() > 0 ? &query_scales_.table() : nullptr,
+          .sums = sums_,
+          .ranks = ranks,
+          .kv = kv,
+          .hidden = hidden,
+          .attention_in = RowsAs(layer.attention_type, normed_, rows),
+          .q = q,
+          .q_gate = q_gate_.data == nullptr ? Tensor() : sized(q_gate_, heads_.size() * dim),
+          .k = k,
+          .v = has_kv ? sized(v_, kv_heads.size() * dim) : Tensor(),
+          .own_q = has_q ? own(q, heads_) : Tensor(),
+          .own_k = has_kv ? own(k, kv_heads) : Tensor(),
+          .qkv = layer.qkv.loaded() ? qkv_.Rows(0, rows) : Tensor(),
+          .attended = DenseTensor(attended_.data, layer.out_type, rows, heads_.size() * dim),
+          .ffn_in = RowsAs(layer.ffn_type, normed_, rows),
+          .gate = gate,
+          .up = sized(up_, ffn.size()),
+          .gate_up = layer.gate_up.loaded() ? gate_up_.Rows(0, rows) : Tensor(),
+          .inner = layer.down_type == DType::kF32 ? gate : Freed(layer.down_type, rows, ffn.size()),
+          .half = some(half_),
+          .state_in = some(state_in_),
+          .state_gate = some(state_gate_),
+          .state_out = some(state_out_),
+          .state_beta = some(state_beta_),
+          .state_decay = some(state_decay_),
+          .layer_input =
+              layer_inputs_.data == nullptr
+                  ? Tensor()
+                  : layer_inputs_.Rows(0, rows).Cols(
+                        (layers_.begin + static_cast<int64_t>(index)) * config.layer_embedding,
+                        config.layer_embedding),
+          .experts = experts_,
+          .expert_use = expert_use_};
 }
 
 absl::Status Decoder::Forward(const Batch& batch, const KvPages& kv, Communicator* ranks,
                               Tensor hidden) {
   TREADLE_CHECK((ranks == nullptr) == (shard_.size == 1));
-  if (first_stage()) {
-    TREADLE_RETURN_IF_ERROR(
-        sums_.Embed(backend_, outside_.embedding, vocab_, batch.token_ids, ranks, hidden));
-    if (outside_.positions.loaded()) {
-      backend_.Embed(outside_.positions.weight(), batch.positions,
-                     static_cast<int32_t>(-architecture_->position_offset), /*accumulate=*/true,
-                     hidden);
-    }
-    for (const Norm* norm : {&outside_.embedding_norm, &outside_.embedding_scale}) {
-      if (norm->loaded()) norm->Apply(backend_, hidden, hidden);
-    }
+  if (first_stage()) TREADLE_RETURN_IF_ERROR(Embed(batch, ranks, hidden));
+  if (config_.layer_embedding > 0) {
+    TREADLE_RETURN_IF_ERROR(MakeLayerInputs(batch, ranks, hidden));
   }
   expert_use_ = {};
   for (size_t i = 0; i < layer_weights_.size(); ++i) {
@@ -545,6 +601,9 @@ void Decoder::Head(Tensor hidden, Tensor logits) {
   (divided ? outside_.head_norm : outside_.output_norm).Apply(backend_, hidden, normed);
   const Projection out[] = {head().To(logits)};
   backend_.MatMul(normed, out);
+  if (config_.logits_cap > 0) {
+    backend_.SoftCap(logits, static_cast<float>(config_.logits_cap), logits);
+  }
 }
 
 }  // namespace treadle

@@ -38,6 +38,9 @@ struct LayerWeights {
   Linear positions;               // [context, hidden]; first stage, where positions are embedded
   Norm embedding_norm;            // [hidden]; first stage, of all that is embedded
   Norm embedding_scale;           // [hidden]; first stage: a factor, as a norm (Decoder::LoadScale)
+  Linear layer_embedding;         // [vocab, layers * layer_embedding], where layers have their own
+  Linear layer_input_projection;  // [layers * layer_embedding, hidden], likewise
+  Norm layer_input_norm;          // [layer_embedding], likewise
   Norm output_norm;               // [hidden], last stage
   Norm head_norm;                 // that of logits which are divided; else not loaded
   Linear head;                    // [vocab, hidden], last stage, unless tied
@@ -45,6 +48,11 @@ struct LayerWeights {
   Norm post_attention_norm;       // [hidden], of what is added
   Norm post_ffn_norm;             // likewise
   Norm q_norm, k_norm;            // [head_dim], or of all heads of all ranks together
+  Norm v_norm;                    // [head_dim], all ones
+  Linear input_gate;              // [layer_embedding, hidden]
+  Linear input_projection;        // [hidden, layer_embedding]
+  Norm post_input_norm;           // [hidden], of what these add
+  Norm layer_scale;               // [hidden]: a factor, as a norm
   Buffer sinks;                   // [heads] f32
   Linear q;                       // [heads * head_dim, hidden]; where one norm is of all: all
   Linear k, v;                    // [kv_heads * head_dim, hidden]; likewise k
@@ -69,10 +77,17 @@ struct LayerWeights {
   DType attention_type, out_type, ffn_type, down_type, head_type = DType::kF32;
 };
 
+// A layer's sizes, and this rank's part of it.
+struct LayerShape {
+  ModelConfig config;   // ModelConfig::OfLayer
+  ShardRange kv_heads;  // of all K/V heads
+  ShardRange ffn;       // of all inner features
+};
+
 // One iteration's rows in one layer, and what is done with them.
 struct LayerPass {
   Backend& backend;
-  const ModelConfig& config;
+  const ModelConfig& config;  // LayerShape::config
   const Architecture& architecture;
   const RotaryTable* rotary;        // null: nothing rotates
   const RotaryTable* query_scales;  // factors of queries, as a rotation by no angle; null: none
@@ -83,7 +98,7 @@ struct LayerPass {
   Tensor attention_in;  // [num_tokens, hidden], of the type that its products read
   Tensor q;             // [num_tokens, heads * head_dim], as LayerWeights::q makes it
   Tensor q_gate;        // as q, of gated attention
-  Tensor k, v;          // [num_tokens, kv_heads * head_dim]; likewise k
+  Tensor k, v;          // [num_tokens, kv_heads * head_dim]; likewise k; null: an earlier layer's
   Tensor own_q, own_k;  // the heads of q and k that are this rank's
   Tensor qkv;           // the three side by side, where one matrix makes them
   Tensor attended;      // [num_tokens, heads * head_dim], as the next product reads it
@@ -92,6 +107,7 @@ struct LayerPass {
   Tensor gate_up;       // the two side by side, where one matrix makes them
   Tensor inner;         // [num_tokens, ffn_hidden], likewise
   Tensor half;          // [num_tokens, hidden], what is normalized before it is added
+  Tensor layer_input;   // [num_tokens, layer_embedding], the layer's own embedding
   Tensor state_in;      // [num_tokens, channels]; this and those below: of layers that keep a state
   Tensor state_gate, state_out;    // [num_tokens, state_heads * state_value_dim]
   Tensor state_beta, state_decay;  // [num_tokens, state_heads]
@@ -113,7 +129,7 @@ struct LayerPass {
   // Rotates q and k, where Attend does not because norms come between.
   void Rotate() const;
   // attended = softmax(q K^T / sqrt(d)) V of each head, d its size or what the model says, once k
-  // and v are in the cache; q and k rotate first.
+  // and v are in the cache, where they are this layer's; q and k rotate first.
   void Attend() const;
   // hidden += what a layer that keeps a state makes of x, [num_tokens, hidden].
   absl::Status AddState(const LayerWeights& weights, Tensor x) const;
@@ -141,7 +157,8 @@ class Decoder : public Model {
  private:
   bool Needs(Part part) const;
   absl::Status LoadTensor(WeightLoader& loader, const TensorRow& row, const std::string& name,
-                          const Checkpoint& checkpoint, LayerWeights& weights);
+                          const Checkpoint& checkpoint, const LayerShape& shape,
+                          LayerWeights& weights);
   absl::Status LoadStateVector(WeightLoader& loader, const Checkpoint& checkpoint,
                                const TensorRow& row, const std::string& name,
                                LayerWeights& weights);
@@ -152,7 +169,15 @@ class Decoder : public Model {
   absl::Status LoadRotary(const Checkpoint& checkpoint, int64_t max_positions);
   absl::Status LoadSlopes();
   absl::Status LoadScale();
-  std::vector<ShardRange> PartsOf(Extent extent) const;
+  absl::Status LoadValueNorm(const ModelConfig& layer, LayerWeights& weights);
+  // A factor of rows [*, hidden], as a norm.
+  absl::StatusOr<Norm> Factor(double factor);
+  std::vector<ShardRange> PartsOf(Extent extent, const LayerShape& shape) const;
+  // out = the embedding of the batch's tokens and positions, [num_tokens, hidden].
+  absl::Status Embed(const Batch& batch, Communicator* ranks, Tensor out);
+  // layer_inputs_ = what each layer's own embedding of the batch's tokens gives, made from these
+  // and the embedding, which the first stage has in `hidden`.
+  absl::Status MakeLayerInputs(const Batch& batch, Communicator* ranks, Tensor hidden);
   void ChooseTypes();
   absl::Status AllocateActivations(const LoadOptions& options);
   const Linear& head() const { return config_.tied_head ? outside_.embedding : outside_.head; }
@@ -168,9 +193,8 @@ class Decoder : public Model {
   // Constant after Load. heads, kv_heads, ffn_hidden and vocab in shapes: this rank's.
   Backend& backend_;
   const Architecture* architecture_ = nullptr;
-  ShardRange heads_;     // of all query heads
-  ShardRange kv_range_;  // of all K/V heads
-  ShardRange ffn_;       // of all inner features
+  ShardRange heads_;                // of all query heads
+  std::vector<LayerShape> shapes_;  // of this range's layers
   LayerWeights outside_;
   std::vector<LayerWeights> layer_weights_;
   RotaryEmbedding rotary_, local_rotary_;  // the second: of local layers, if they rotate apart
@@ -178,19 +202,20 @@ class Decoder : public Model {
   Buffer slopes_;                          // KvView::slopes, where scores fall; else empty
 
   // Confined to the rank's thread. Sized for f32, rows = max_batch_tokens. One buffer from normed_
-  // to v_.
+  // to v_. Columns of q_ to inner features: those of the layer that has the most.
   RankSums sums_;
   ExpertRows experts_;
   std::unique_ptr<Activations> activations_;
-  Tensor normed_;     // [num_tokens, hidden]
-  Tensor q_;          // [num_tokens, heads * head_dim]
-  Tensor q_gate_;     // as q_, of gated attention
-  Tensor k_, v_;      // [num_tokens, kv_heads * head_dim]
-  Tensor qkv_;        // [num_tokens, (heads + 2 * kv_heads) * head_dim], instead of the three
-  Tensor attended_;   // [num_tokens, heads * head_dim]
-  Tensor gate_, up_;  // [num_tokens, ffn_hidden]
-  Tensor gate_up_;    // [num_tokens, 2 * ffn_hidden], instead of the two
-  Tensor half_;       // [num_tokens, hidden], where halves of layers are normalized
+  Tensor normed_;        // [num_tokens, hidden]
+  Tensor q_;             // [num_tokens, heads * head_dim]
+  Tensor q_gate_;        // as q_, of gated attention
+  Tensor k_, v_;         // [num_tokens, kv_heads * head_dim]
+  Tensor qkv_;           // [num_tokens, (heads + 2 * kv_heads) * head_dim], instead of the three
+  Tensor attended_;      // [num_tokens, heads * head_dim]
+  Tensor gate_, up_;     // [num_tokens, ffn_hidden]
+  Tensor gate_up_;       // [num_tokens, 2 * ffn_hidden], instead of the two
+  Tensor half_;          // [num_tokens, hidden], where halves of layers are normalized
+  Tensor layer_inputs_;  // [num_tokens, layers * layer_embedding], where layers have their own
   Tensor state_in_, state_gate_, state_out_, state_beta_, state_decay_;  // as LayerPass'
 };
 

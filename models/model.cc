@@ -29,6 +29,13 @@ absl::StatusOr<std::unique_ptr<Model>> Model::Load(const Checkpoint& checkpoint,
                          " keep a state, which the backend ", backend.name(),
                          " cannot do; expected the backend cpu");
   }
+  for (int64_t i = complete.layers.begin; i < complete.layers.end; ++i) {
+    if (const int64_t source = config.KvSource(i); source < complete.layers.begin) {
+      return InvalidArgument(checkpoint.path(), ": layers ", complete.layers.begin, " to ",
+                             complete.layers.end, " read the K/V of layer ", source,
+                             ", expected a range that begins with 0 to ", config.LastStageBegin());
+    }
+  }
   TREADLE_RETURN_IF_ERROR(CheckShard(checkpoint, complete.weights, complete.shard.size));
   if (complete.shard.rank < 0 || complete.shard.rank >= complete.shard.size) {
     return InvalidArgument(checkpoint.path(), ": rank ", complete.shard.rank, " of ",

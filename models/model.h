@@ -29,7 +29,8 @@ class SharedConversion;
 
 // One iteration's tokens on this rank.
 struct Batch {
-  std::span<const int32_t> token_ids;       // [num_tokens]; used by the first stage only
+  std::span<const int32_t> token_ids;       // [num_tokens]; used by the first stage, or by all
+                                            // where layers have embeddings of their own
   std::span<const int32_t> positions;       // [num_tokens]
   std::span<const SequenceSpan> sequences;  // cover [0, num_tokens), ascending, without overlap
   // The same with the pages of layers that see a window; empty: all layers' pages are alike.
@@ -98,6 +99,8 @@ class Model {
   ShardRange vocab() const { return vocab_; }
   // This rank's K/V heads: all, a part, or one that several ranks hold.
   int64_t kv_heads() const { return kv_heads_; }
+  // The same of layers that see a window.
+  int64_t local_kv_heads() const { return local_kv_heads_; }
   // What this rank's layers that keep a state have in a page; none does: as it is by default.
   StateLayout state_layout() const { return StateLayoutOf(config_, shard_); }
   uint64_t weight_bytes() const { return weight_bytes_; }  // packed, on the device
@@ -136,7 +139,7 @@ class Model {
   LayerRange layers_;
   Shard shard_;
   ShardRange vocab_;
-  int64_t kv_heads_ = 0;
+  int64_t kv_heads_ = 0, local_kv_heads_ = 0;
   uint64_t weight_bytes_ = 0, outside_bytes_ = 0, table_bytes_ = 0;
   uint64_t activation_bytes_ = 0;
   ExpertUse expert_use_;

@@ -43,13 +43,16 @@ std::string Obstacle(const ModelConfig& config, const Unit& attention, const Uni
   if (config.heads % size != 0) {
     return Str(config.heads, " attention heads cannot be divided by ", size);
   }
-  if (config.kv_heads % size != 0 && size % config.kv_heads != 0) {
-    return Str(config.kv_heads, " K/V heads can neither be divided by ", size,
-               " nor be held by as many ranks each");
-  }
-  const int64_t columns = config.heads / size * config.head_dim;
-  if (columns % attention.columns != 0) {
-    return Str(cut(attention), ", and a rank would hold ", columns);
+  for (const bool local : {false, true}) {
+    const int64_t kv_heads = config.KvHeads(local);
+    if (kv_heads % size != 0 && size % kv_heads != 0) {
+      return Str(kv_heads, " K/V heads can neither be divided by ", size,
+                 " nor be held by as many ranks each");
+    }
+    const int64_t columns = config.heads / size * config.HeadDim(local);
+    if (columns % attention.columns != 0) {
+      return Str(cut(attention), ", and a rank would hold ", columns);
+    }
   }
   if (config.attention_every > 0 && config.state_key_heads % size != 0) {
     return Str(config.state_key_heads, " key heads of states cannot be divided by ", size);
@@ -89,8 +92,8 @@ ShardRange KvHeads(const ModelConfig& config, Shard shard) {
   return {head, head + 1};
 }
 
-ShardRange FfnFeatures(const Checkpoint& checkpoint, const WeightPlan& weights, Shard shard) {
-  const int64_t features = checkpoint.config().ffn_hidden;
+ShardRange FfnFeatures(const Checkpoint& checkpoint, const WeightPlan& weights, Shard shard,
+                       int64_t features) {
   const int64_t unit = UnitOf(Extent::kInner, checkpoint, weights).columns;
   const int64_t aligned = std::lcm(unit, int64_t{64});
   return PartOf(features, features / aligned >= shard.size ? aligned : unit, shard);

@@ -25,7 +25,8 @@ ShardRange KvHeads(const ModelConfig& config, Shard shard);
 // The feed-forward network's inner features: cut where every layer's down projection, in the format
 // it is loaded in, can be, and at whole 64s where there are enough of them (so that blocks of
 // weights and activations stay as they are on one rank).
-ShardRange FfnFeatures(const Checkpoint& checkpoint, const WeightPlan& weights, Shard shard);
+ShardRange FfnFeatures(const Checkpoint& checkpoint, const WeightPlan& weights, Shard shard,
+                       int64_t features);
 
 // Ok if the checkpoint's model can run on shard.size ranks: heads divide, K/V heads divide or are
 // divided, and every row-parallel matrix, in the format it is loaded in, can be cut there. The

@@ -149,6 +149,12 @@ absl::StatusOr<Buffer> WeightLoader::LoadVector(const std::string& name, int64_t
   return Upload(std::span(values).subspan(part.begin, part.size()));
 }
 
+absl::StatusOr<float> WeightLoader::LoadNumber(const std::string& name) {
+  TREADLE_ASSIGN_OR_RETURN(const StoredTensor* tensor, checkpoint_.Require(name, {1}));
+  Consumed(*tensor);
+  return DecodeVector(*tensor)[0];
+}
+
 absl::StatusOr<Buffer> WeightLoader::Upload(std::span<const float> values) {
   TREADLE_ASSIGN_OR_RETURN(Buffer buffer, backend_.Allocate(values.size_bytes()));
   backend_.CopyToDevice(buffer.data(), values.data(), values.size_bytes());

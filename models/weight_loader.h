@@ -44,6 +44,8 @@ class WeightLoader {
   };
   absl::StatusOr<Linear> LoadLinear(const LinearSpec& spec);
 
+  // The one value of a vector.
+  absl::StatusOr<float> LoadNumber(const std::string& name);
   // [n] f32 on the device: (value + more) * scale; of a part, if it is not empty.
   absl::StatusOr<Buffer> LoadVector(const std::string& name, int64_t n, float more = 0,
                                     float scale = 1, ShardRange part = {});

@@ -26,8 +26,10 @@ absl::StatusOr<std::unique_ptr<TeacherForcedModel>> TeacherForcedModel::Create(
   const ModelConfig& config = out->model_->config();
   out->layout_ = {config.kv_heads, config.head_dim, kDefaultPageSize,
                   (options.window + kDefaultPageSize - 1) / kDefaultPageSize, options.kv_dtype};
-  out->states_ = out->layout_;
-  out->states_.state = out->model_->state_layout();
+  out->window_layout_ = out->layout_;
+  out->window_layout_.kv_heads = config.KvHeads(/*local=*/true);
+  out->window_layout_.head_dim = config.HeadDim(/*local=*/true);
+  out->window_layout_.state = out->model_->state_layout();
   out->pages_.resize(static_cast<size_t>(out->layout_.num_pages));
   std::iota(out->pages_.begin(), out->pages_.end(), 0);
   const auto allocate = [&](Buffer& buffer, int64_t bytes) -> absl::Status {
@@ -35,13 +37,13 @@ absl::StatusOr<std::unique_ptr<TeacherForcedModel>> TeacherForcedModel::Create(
     return absl::OkStatus();
   };
   const int64_t layer_bytes =
-      std::max(out->layout_.PageBytes(), out->states_.PageBytes()) * out->layout_.num_pages;
+      out->layout_.num_pages * std::max(out->layout_.PageBytes(), out->window_layout_.PageBytes());
   const auto float_bytes = static_cast<int64_t>(sizeof(float));
   TREADLE_RETURN_IF_ERROR(allocate(out->cache_, layer_bytes * config.layers));
   TREADLE_RETURN_IF_ERROR(allocate(out->head_input_, kTileRows * config.hidden * float_bytes));
   TREADLE_RETURN_IF_ERROR(allocate(out->logits_, kTileRows * config.vocab * float_bytes));
   for (int64_t layer = 0; layer < config.layers; ++layer) {
-    out->layers_.push_back(out->cache_.data() + layer * layer_bytes);
+    out->layers_.push_back(out->cache_.data() + config.KvSource(layer) * layer_bytes);
   }
   return out;
 }
@@ -58,7 +60,8 @@ void TeacherForcedModel::Forward(std::span<const int32_t> tokens, Tensor hidden)
                                .pages = pages_.data()};
     const Batch batch = {tokens.subspan(begin, count), positions, {&span, 1}};
     TREADLE_CHECK(
-        model_->Forward(batch, {layout_, layers_, states_}, nullptr, hidden.Rows(begin, count))
+        model_
+            ->Forward(batch, {layout_, layers_, window_layout_}, nullptr, hidden.Rows(begin, count))
             .ok());
   }
   TREADLE_CHECK(backend_->Synchronize().ok());

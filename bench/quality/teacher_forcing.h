@@ -60,7 +60,7 @@ class TeacherForcedModel {
   std::unique_ptr<Model> model_;
   ThreadPool pool_;
   int64_t chunk_ = 0;
-  KvLayout layout_, states_;  // the second: of layers that keep a state
+  KvLayout layout_, window_layout_;
   std::vector<int32_t> pages_;
   Buffer cache_;                    // [layers, num_pages] pages
   std::vector<std::byte*> layers_;  // into cache_

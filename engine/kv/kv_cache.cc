@@ -51,14 +51,15 @@ absl::StatusOr<KvCache> KvCache::Create(Backend& backend, const Model& model,
                                         const Options& options) {
   const ModelConfig& config = model.config();
   const auto [begin, end] = model.layers();
-  const int64_t local = config.RingLayers(begin, end);
-  const ByKind<int64_t> layers({end - begin - local, local});
+  const ByKind<int64_t> layers(
+      {config.KvLayers(begin, end, /*local=*/false), config.KvLayers(begin, end, /*local=*/true)});
   TREADLE_RETURN_IF_ERROR(CheckOptions(options, layers, backend));
   ByKind<KvLayout> layouts;
   int64_t bytes = 0;
   for (const PageKind kind : kPageKinds) {
-    layouts[kind] = {.kv_heads = model.kv_heads(),
-                     .head_dim = config.head_dim,
+    const bool local = kind == PageKind::kWindow;
+    layouts[kind] = {.kv_heads = local ? model.local_kv_heads() : model.kv_heads(),
+                     .head_dim = config.HeadDim(local),
                      .page_size = options.page_size,
                      .num_pages = options.num_pages[kind],
                      .dtype = options.dtype,
@@ -95,6 +96,10 @@ absl::StatusOr<KvCache> KvCache::Create(Backend& backend, const Model& model,
   ByKind<std::byte*> part = cache.first_;
   for (int64_t layer = begin; layer < end; ++layer) {
     const PageKind kind = config.HasRing(layer) ? PageKind::kWindow : PageKind::kWhole;
+    if (!config.HasKv(layer)) {
+      cache.layers_.push_back(cache.layers_[static_cast<size_t>(config.KvSource(layer) - begin)]);
+      continue;
+    }
     cache.kinds_.push_back(kind);
     cache.layers_.push_back(part[kind]);
     part[kind] += layouts[kind].PageBytes();
@@ -124,7 +129,7 @@ void KvCache::CopyPages(const ByKind<std::vector<PageCopy>>& copies) {
       const std::span<const PageCopy> together = left.first(Independent(left));
       left = left.subspan(together.size());
       tags_.ClearCopies(kind, together);
-      for (size_t layer = 0; layer < layers_.size(); ++layer) {
+      for (size_t layer = 0; layer < kinds_.size(); ++layer) {
         if (kinds_[layer] == kind) backend_->CopyPages(layouts_[kind], layers_[layer], together);
       }
       tags_.SetCopies(kind, together);

@@ -75,9 +75,10 @@ class KvCache {
   ByKind<KvLayout> layouts_;
   Buffer memory_;
   SlotTags tags_;
-  ByKind<std::byte*> first_;        // the first page of a kind, in memory_
-  std::vector<std::byte*> layers_;  // the first page's part of each layer
-  std::vector<PageKind> kinds_;     // of layers_
+  ByKind<std::byte*> first_;  // the first page of a kind, in memory_
+  // The first page's part of each layer; of one without K/V of its own, the layer's that it reads.
+  std::vector<std::byte*> layers_;
+  std::vector<PageKind> kinds_;  // of layers_ with K/V of their own, which are the first ones
 };
 
 }  // namespace treadle

@@ -86,7 +86,7 @@ class Twins {
   template <typename T>
   T Of(T argument) {
     static_assert(std::is_arithmetic_v<T> || std::is_same_v<T, const float*> ||
-                  std::is_same_v<T, const RotaryTable*> ||
+                  std::is_same_v<T, const RotaryTable*> || std::is_same_v<T, XieluScales> ||
                   std::is_same_v<T, std::span<const int32_t>> ||
                   std::is_same_v<T, std::span<const SampleRow>>);
     return argument;

@@ -151,6 +151,7 @@ absl::StatusOr<PageCounts> PagesOf(const RemoteEngineOptions& options, size_t st
                                                  .max_context = context,
                                                  .page_size = options.page_size,
                                                  .kv_dtype = options.kv_dtype,
+                                                 .tensor_parallel = options.tensor_parallel,
                                                  .layers = options.stages[stage].layers}));
   return plan.pages;
 }

@@ -250,13 +250,12 @@ absl::Status WorkerStage::LoadRanks(const control::Configure& configuration,
     kv_heads_ += models[rank]->kv_heads();
     loaded_[rank].model = std::move(models[rank]);
   }
-  ModelConfig config = checkpoint.config();
-  config.kv_heads = kv_heads_;
-  page_bytes_ = KvMemoryOf(config,
+  page_bytes_ = KvMemoryOf(checkpoint.config(),
                            {.kv_bytes = {},
                             .max_batch_tokens = options_.max_batch_tokens,
                             .page_size = options_.kv.page_size,
                             .kv_dtype = options_.kv.dtype,
+                            .tensor_parallel = degree_,
                             .layers = {configuration.first_layer(), configuration.end_layer()}},
                            {})
                     .bytes_per_page;

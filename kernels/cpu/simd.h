@@ -82,6 +82,8 @@ TREADLE_SIMD Mask FirstLanes(int64_t n) {
   return {static_cast<__mmask16>(n >= kLanes ? 0xffffu : (1u << (n < 0 ? 0 : n)) - 1u)};
 }
 TREADLE_SIMD Vec Select(Mask m, Vec a, Vec b) { return {_mm512_mask_blend_ps(m.m, b.v, a.v)}; }
+// Lanes where a is less than b, and neither is NaN.
+TREADLE_SIMD Mask Less(Vec a, Vec b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ)}; }
 // Bit i of the result: lane i of a is at least that of b. False where either is NaN.
 TREADLE_SIMD uint32_t AtLeastBits(Vec a, Vec b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ); }
 // Lanes from n on are zero, and their memory is not touched.
@@ -220,6 +222,10 @@ TREADLE_SIMD Mask FirstLanes(int64_t n) {
 }
 TREADLE_SIMD Vec Select(Mask m, Vec a, Vec b) {
   return {_mm256_blendv_ps(b.lo, a.lo, m.lo), _mm256_blendv_ps(b.hi, a.hi, m.hi)};
+}
+// Lanes where a is less than b, and neither is NaN.
+TREADLE_SIMD Mask Less(Vec a, Vec b) {
+  return {_mm256_cmp_ps(a.lo, b.lo, _CMP_LT_OQ), _mm256_cmp_ps(a.hi, b.hi, _CMP_LT_OQ)};
 }
 // Bit i of the result: lane i of a is at least that of b. False where either is NaN.
 TREADLE_SIMD uint32_t AtLeastBits(Vec a, Vec b) {

@@ -14,7 +14,10 @@ namespace {
 //
 // x = n ln 2 + r with |r| <= ln(2) / 2; exp(r) = 1 + (r + r^2 q(r)), q of degree 4 fitted for the
 // least relative error (3e-9). Adding 1 last gives exp(0) = 1.
-TREADLE_SIMD Vec Exp(Vec x) {
+struct Power {
+  Vec tail, n;  // exp(x) = 2^n (1 + tail)
+};
+TREADLE_SIMD Power PowerOf(Vec x) {
   // NaN is the second operand, so it passes.
   x = Min(Broadcast(89.0f), Max(Broadcast(-104.0f), x));
   const Vec n = Round(Mul(x, Broadcast(0x1.715476p+0f)));  // 1 / ln 2
@@ -25,8 +28,18 @@ TREADLE_SIMD Vec Exp(Vec x) {
   q = Fma(q, r, Broadcast(0x1.5558f2p-5f));
   q = Fma(q, r, Broadcast(0x1.555492p-3f));
   q = Fma(q, r, Broadcast(0x1.fffffcp-2f));
-  const Vec tail = Fma(Mul(r, r), q, r);
-  return Scale(Add(Broadcast(1.0f), tail), n);
+  return {Fma(Mul(r, r), q, r), n};
+}
+TREADLE_SIMD Vec Exp(Vec x) {
+  const Power p = PowerOf(x);
+  return Scale(Add(Broadcast(1.0f), p.tail), p.n);
+}
+
+// exp(x) - 1 within 2 ulp, for x of at most 0: what is left of 1 - 2^n is exact.
+TREADLE_SIMD Vec Expm1(Vec x) {
+  const Power p = PowerOf(x);
+  const Vec one = Broadcast(1.0f);
+  return Add(Scale(p.tail, p.n), Sub(Scale(one, p.n), one));
 }
 
 // x / (1 + exp(-t)): x times the logistic function of t. 0 or -0 where exp(-t) overflows.

@@ -46,11 +46,12 @@ absl::Status CheckGroups(const GroupQuantizedTensors& tensors) {
 absl::Status Check(const GroupQuantizedTensors& tensors) {
   const int64_t n = tensors.n, k = tensors.k;
   const bool awq = tensors.packing == GroupPacking::kAwq;
+  const bool rows = tensors.packing == GroupPacking::kRows;
   if (tensors.bits != 4 && (tensors.bits != 8 || awq)) {
     return InvalidArgument(tensors.bits, awq ? " bits, expected 4" : " bits, expected 4 or 8");
   }
   const int64_t codes = 32 / tensors.bits;  // in a word
-  if (n < 1 || k < 1 || n % codes != 0 || k % codes != 0) {
+  if (n < 1 || k < 1 || (n % codes != 0 && !rows) || k % codes != 0) {
     return InvalidArgument("matrix [", n, ", ", k, "]: expected multiples of ", codes);
   }
   if (tensors.group_size < 1 && tensors.group_size != -1) {
@@ -58,7 +59,12 @@ absl::Status Check(const GroupQuantizedTensors& tensors) {
   }
   TREADLE_RETURN_IF_ERROR(
       CheckSize("qweight", tensors.qweight.size(), awq ? k : k / codes, awq ? n / codes : n));
-  TREADLE_RETURN_IF_ERROR(CheckSize("qzeros", tensors.qzeros.size(), Groups(tensors), n / codes));
+  if (!rows || !tensors.qzeros.empty()) {
+    const int64_t words = (n + codes - 1) / codes;
+    TREADLE_RETURN_IF_ERROR(CheckSize("qzeros", tensors.qzeros.size(),
+                                      rows ? words : Groups(tensors),
+                                      rows ? Groups(tensors) : words));
+  }
   TREADLE_RETURN_IF_ERROR(CheckSize("scales", tensors.scales.size(), Groups(tensors), n));
   return CheckGroups(tensors);
 }
@@ -120,6 +126,12 @@ void UnpackGptq(const GroupQuantizedTensors& tensors, int64_t begin, int64_t end
   }
 }
 
+void CopyRows(const GroupQuantizedTensors& tensors, int64_t begin, int64_t end, std::byte* out) {
+  const int64_t words = tensors.k * tensors.bits / 32;
+  std::memcpy(out + 4 * begin * words, tensors.qweight.data() + begin * words,
+              static_cast<size_t>(4 * (end - begin) * words));
+}
+
 // Field `index` of words that lie low first.
 uint32_t Field(std::span<const int32_t> words, int bits, int64_t index) {
   const int64_t codes = 32 / bits;
@@ -153,7 +165,7 @@ void UnpackAwq(const GroupQuantizedTensors& tensors, int64_t begin, int64_t end,
 
 // The number that is added to a stored zero point, modulo 2^bits.
 uint32_t ZeroShift(const GroupQuantizedTensors& tensors) {
-  if (tensors.packing == GroupPacking::kAwq) return 0;
+  if (tensors.packing == GroupPacking::kAwq || tensors.packing == GroupPacking::kRows) return 0;
   const uint32_t middle = 1u << (tensors.bits - 1);
   const auto all = [&](uint32_t field) {
     for (int64_t i = 0; i < Groups(tensors) * tensors.n; ++i) {
@@ -166,6 +178,23 @@ uint32_t ZeroShift(const GroupQuantizedTensors& tensors) {
   return tensors.packing == GroupPacking::kGptqV1 ? 1 : 0;
 }
 
+// The zero point of a row's group, as it is stored.
+uint32_t ZeroOf(const GroupQuantizedTensors& tensors, int64_t n, int64_t group) {
+  const int64_t at = group * tensors.n + n;
+  switch (tensors.packing) {
+    case GroupPacking::kAwq:
+      return AwqField(tensors.qzeros, at);
+    case GroupPacking::kRows: {
+      if (tensors.qzeros.empty()) return 1u << (tensors.bits - 1);
+      const int64_t codes = 32 / tensors.bits;
+      const int64_t word = n / codes * Groups(tensors) + group;
+      return Field(tensors.qzeros.subspan(static_cast<size_t>(word), 1), tensors.bits, n % codes);
+    }
+    default:
+      return Field(tensors.qzeros, tensors.bits, at);
+  }
+}
+
 // Groups of k become blocks of the flat matrix. Where groups differ in size, smaller blocks do.
 void SetConstants(const GroupQuantizedTensors& tensors, const Columns& columns,
                   MatrixConstants& constants) {
@@ -175,12 +204,12 @@ void SetConstants(const GroupQuantizedTensors& tensors, const Columns& columns,
   constants.scale_block = block;
   for (int64_t n = 0; n < tensors.n; ++n) {
     for (int64_t k = 0; k < tensors.k; k += block) {
-      const int64_t at = columns.groups[k] * tensors.n + n;
-      const uint32_t zero = tensors.packing == GroupPacking::kAwq
-                                ? AwqField(tensors.qzeros, at)
-                                : Field(tensors.qzeros, tensors.bits, at);
+      const int64_t group = columns.groups[k];
+      const uint32_t zero = ZeroOf(tensors, n, group);
       constants.zeros.push_back(static_cast<float>((zero + shift) & mask));
-      constants.scales.push_back(tensors.scales[at]);
+      const bool rows = tensors.packing == GroupPacking::kRows;
+      const int64_t at = rows ? n * Groups(tensors) + group : group * tensors.n + n;
+      constants.scales.push_back(tensors.scales[static_cast<size_t>(at)]);
     }
   }
 }
@@ -207,7 +236,9 @@ absl::StatusOr<QuantizedMatrix> ConvertGroupQuantized(const GroupQuantizedTensor
   matrix.k = tensors.k;
   matrix.data.resize(static_cast<size_t>(matrix.format->MatrixBytes(tensors.n, tensors.k)));
   const bool awq = tensors.packing == GroupPacking::kAwq;
-  const auto unpack = awq ? UnpackAwq : UnpackGptq;
+  const auto unpack = awq                                      ? UnpackAwq
+                      : tensors.packing == GroupPacking::kRows ? CopyRows
+                                                               : UnpackGptq;
   parallel_for(awq ? tensors.n / 8 : tensors.n, [&](int64_t begin, int64_t end) {
     unpack(tensors, begin, end, matrix.data.data());
   });

@@ -1,7 +1,8 @@
-// GPTQ's and AWQ's tensors as one matrix of an apart format ("gptq4", "gptq8").
+// GPTQ's, AWQ's and compressed-tensors' tensors as one matrix of an apart format ("gptq4",
+// "gptq8").
 //
-// Sources: AutoGPTQ's and AutoAWQ's checkpoints. With g = g_idx[k], or k / group_size: W[n, k] =
-// scales[g, n] * (q[n, k] - z[g, n]).
+// Sources: AutoGPTQ's and AutoAWQ's checkpoints, and compressed-tensors' pack_to_int32. With g =
+// g_idx[k], or k / group_size: W[n, k] = scales[g, n] * (q[n, k] - z[g, n]).
 //
 // Act-order (`desc_act`): GPTQ quantizes columns in the order of their importance, and a group is
 // what came one after the other in that order. The matrix keeps a group's columns side by side, and
@@ -22,6 +23,7 @@ enum class GroupPacking : uint8_t {
   kGptqV1,  // a stored zero point z is z - 1
   kGptqV2,
   kAwq,  // 4 bits
+  kRows  // compressed-tensors'
 };
 
 struct GroupQuantizedTensors {
@@ -33,9 +35,12 @@ struct GroupQuantizedTensors {
   // By its configuration zero points are 2^(bits - 1). Files that are mislabelled as version 1 or 2
   // can then be told by their data, and are.
   bool symmetric = false;
-  std::span<const int32_t> qweight;  // GPTQ [k * bits / 32, n], along k; AWQ [k, n / 8], along n
-  std::span<const int32_t> qzeros;   // [groups, n * bits / 32]
-  std::span<const float> scales;     // [groups, n]; files have 16 bits
+  // GPTQ [k * bits / 32, n], along k; AWQ [k, n / 8], along n; rows [n, k * bits / 32], along k
+  std::span<const int32_t> qweight;
+  // [groups, n * bits / 32]; rows: [n * bits / 32, groups], along n, n rounded up to whole words;
+  // or none, with zero points of 2^(bits - 1)
+  std::span<const int32_t> qzeros;
+  std::span<const float> scales;  // [groups, n]; rows: [n, groups]; files have 16 bits
   // The group of each k. Empty, or all zeros (as some writers fill it): k / group_size.
   std::span<const int32_t> g_idx;
 };

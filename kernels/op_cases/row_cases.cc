@@ -96,6 +96,7 @@ void AddLayerNorms(std::vector<OpCase>& cases) {
 // -- activations ----------------------------------------------------------------------------------
 
 constexpr float kSwiGluLimit = 1.5f;  // which many values exceed
+constexpr XieluScales kXielu = {.positive = 0.8f, .negative = 1.3f};
 
 void PrepareActivation(OpRun& run, uint64_t seed) {
   const OpCase& c = run.op_case();
@@ -115,6 +116,8 @@ void PrepareActivation(OpRun& run, uint64_t seed) {
     }
     if (c.op == Op::kGeluErf) return run.backend().GeluErf(from, to);
     if (c.op == Op::kRelu) return run.backend().Relu(from, to);
+    if (c.op == Op::kSoftCap) return run.backend().SoftCap(from, 2.5f, to);
+    if (c.op == Op::kXielu) return run.backend().Xielu(from, kXielu, to);
     if (c.op == Op::kGeGlu) return run.backend().GeGlu(from, up.Rows(begin, count), to);
     if (c.op == Op::kClampedSwiGlu) {
       return run.backend().ClampedSwiGlu(from, up.Rows(begin, count), kSwiGluLimit, to);
@@ -186,6 +189,8 @@ extern const OpRow kSigmoidGateRow = {"sigmoid_gate", AddSigmoidGates, PrepareAc
 extern const OpRow kGeluRow = {"gelu", AddActivations<Op::kGelu>, PrepareActivation};
 extern const OpRow kGeluErfRow = {"gelu_erf", AddActivations<Op::kGeluErf>, PrepareActivation};
 extern const OpRow kReluRow = {"relu", AddActivations<Op::kRelu>, PrepareActivation};
+extern const OpRow kSoftCapRow = {"soft_cap", AddActivations<Op::kSoftCap>, PrepareActivation};
+extern const OpRow kXieluRow = {"xielu", AddActivations<Op::kXielu>, PrepareActivation};
 extern const OpRow kGatherRow = {"gather", AddGathers, PrepareCopy};
 extern const OpRow kCopyRow = {"copy", AddCopies, PrepareCopy};
 

@@ -107,6 +107,22 @@ void TolerantReference::GeluErf(Tensor x, Tensor out) {
   below().GeluErf(x, out);
 }
 
+// A dozen roundings of the quotient, and of the cap's product with it.
+void TolerantReference::SoftCap(Tensor x, float cap, Tensor out) {
+  WritesElements(x, x, out,
+                 [cap](double v, double) { return 12 * std::fabs(cap * std::tanh(v / cap)); });
+  below().SoftCap(x, cap, out);
+}
+
+// expm1(x) - x cancels: its unit is x.
+void TolerantReference::Xielu(Tensor x, const XieluScales& s, Tensor out) {
+  WritesElements(x, x, out, [s](double v, double) {
+    const double curve = v > 0 ? s.positive * v * v : s.negative * 4 * v;
+    return 4 * (std::fabs(curve) + std::fabs(s.slope * v));
+  });
+  below().Xielu(x, s, out);
+}
+
 void TolerantReference::Relu(Tensor x, Tensor out) {
   Begin();
   Writes(out);

@@ -101,6 +101,26 @@ void ReferenceBackend::GeluErf(Tensor x, Tensor out) {
   }
 }
 
+void ReferenceBackend::SoftCap(Tensor x, float cap, Tensor out) {
+  for (int64_t row = 0; row < x.rows; ++row) {
+    for (int64_t i = 0; i < x.cols; ++i) {
+      out.Row<float>(row)[i] =
+          static_cast<float>(cap * std::tanh(double{x.Row<float>(row)[i]} / cap));
+    }
+  }
+}
+
+void ReferenceBackend::Xielu(Tensor x, const XieluScales& s, Tensor out) {
+  for (int64_t row = 0; row < x.rows; ++row) {
+    for (int64_t i = 0; i < x.cols; ++i) {
+      const double v = x.Row<float>(row)[i];
+      const double curve = v > 0 ? s.positive * v * v
+                                 : s.negative * (std::expm1(std::fmin(v, double{s.largest})) - v);
+      out.Row<float>(row)[i] = static_cast<float>(std::isnan(v) ? v : curve + s.slope * v);
+    }
+  }
+}
+
 void ReferenceBackend::Relu(Tensor x, Tensor out) {
   for (int64_t row = 0; row < x.rows; ++row) {
     for (int64_t i = 0; i < x.cols; ++i) {

@@ -28,6 +28,9 @@ enum class Part {
   kEmbedding,
   kPositions,
   kEmbeddingNorm,
+  kLayerEmbedding,        // of all layers, side by side (ModelConfig::layer_embedding)
+  kLayerInputProjection,  // what the embedding adds to these
+  kLayerInputNorm,        // of that, for each layer
   kOutputNorm,
   kHead,
   kAttentionNorm,
@@ -58,7 +61,11 @@ enum class Part {
   kExpertGate,
   kExpertUp,
   kExpertDown,
-  kPostFfnNorm  // of what is added
+  kPostFfnNorm,      // of what is added
+  kInputGate,        // of the layer's own embedding
+  kInputProjection,  // of what the gate lets pass
+  kPostInputNorm,    // of what that adds
+  kLayerScale        // a factor of the residual stream behind the layer
 };
 constexpr bool InLayer(Part part) { return part >= Part::kAttentionNorm; }
 // Only layers that keep a state have it, or only those that attend.
@@ -83,9 +90,13 @@ enum class Extent {
   kTaps,
   kContext,
   kExperts,
-  kAllQueries,  // of all ranks, as one norm wants them; the rows of kQueries
-  kAllKeys,     // likewise
-  kVocab,       // from here on, divided among ranks
+  kOne,
+  kTokens,       // the vocabulary, on every rank
+  kLayerInput,   // features of a layer's own embedding
+  kLayerInputs,  // of all layers' together
+  kAllQueries,   // of all ranks, as one norm wants them; the rows of kQueries
+  kAllKeys,      // likewise
+  kVocab,        // from here on, divided among ranks
   kHeads,
   kQueries,
   kGatedQueries,  // of each head its query, then its gate
@@ -116,6 +127,7 @@ struct TensorRow {
   // Null: every model has it, in layers of its kind. A model has one of the rows with the same name
   // in a file.
   bool (*present)(const ModelConfig&) = nullptr;
+  bool (*in_layer)(const ModelConfig&, int64_t layer) = nullptr;  // null: of all layers of its kind
   bool bare = false;  // its names are whole: ".weight" is not in them
 };
 
@@ -169,12 +181,15 @@ struct Architecture {
   bool qk_norm = false;                     // every head's queries and keys are normalized
   bool norms_after_rotation = false;        // of these
   bool embedding_scaled = false;            // by the root of the hidden size
+  bool embedding_multiplied = false;        // likewise, in a residual stream that is kept as it is
   bool multipliers = false;                 // ModelConfig::embedding_multiplier and the others
   // Local layers in turn with global ones: in every model, or in those that have a window.
   Presence local_layers = Presence::kNever;
-  int64_t global_every = 0;     // ModelConfig's, where a file leaves it out
-  bool local_base = false;      // local layers rotate by a base of their own
-  bool local_unscaled = false;  // or by the base of all, which nothing scales for them
+  int64_t global_every = 0;        // ModelConfig's, where a file leaves it out
+  bool local_base = false;         // local layers rotate by a base of their own
+  bool local_heads = false;        // and have heads of their own (ModelConfig::local_head_dim)
+  bool values_normalized = false;  // each head's, without a gain
+  bool local_unscaled = false;     // or by the base of all, which nothing scales for them
   // ModelConfig::unrotated_every, where a file leaves it out; null: all layers rotate.
   int64_t (*unrotated_every)(const ModelConfig&) = nullptr;
   bool geglu = false;  // what gates is a GeLU; else a SiLU
@@ -247,7 +262,8 @@ std::optional<int64_t> PeriodOf(const std::vector<bool>& special);
 std::vector<const TensorRow*> TensorsOf(const ModelConfig& config);
 // Whether a layer has such a tensor of them.
 inline bool InLayer(const TensorRow& row, const ModelConfig& config, int64_t layer) {
-  return InLayer(row.part) && !(config.KeepsState(layer) ? InAttention : InState)(row.part);
+  return InLayer(row.part) && (row.in_layer == nullptr || row.in_layer(config, layer)) &&
+         !(config.KeepsState(layer) ? InAttention : InState)(row.part);
 }
 
 // A tensor by its name in a file; of rows of that name, the one that the model has, where its

@@ -20,6 +20,9 @@ constexpr bool (*kLocal)(const Architecture&) = [](const Architecture& a) {
 constexpr bool (*kLocalBase)(const Architecture&) = [](const Architecture& a) {
   return a.local_base;
 };
+constexpr bool (*kLocalHeads)(const Architecture&) = [](const Architecture& a) {
+  return a.local_heads;
+};
 constexpr bool (*kMultipliers)(const Architecture&) = [](const Architecture& a) {
   return a.multipliers;
 };
@@ -41,10 +44,24 @@ constexpr ConfigField<C> kModel[] = {
     {"hidden", &C::hidden, "hidden size", 1, 1 << 20, "hidden_size", "embedding_length"},
     {"heads", &C::heads, "heads", 1, 1 << 14, "num_attention_heads", "attention.head_count"},
     {"counts_kv_heads", &C::counts_kv_heads},
+    {"keys_are_values", &C::keys_are_values},
+    {"local_kv_heads", &C::local_kv_heads, "K/V heads of local layers", 1, 1 << 14, nullptr,
+     nullptr, kLocalHeads},
     {"kv_heads", &C::kv_heads, "K/V heads", 1, 1 << 14, "num_key_value_heads",
      "attention.head_count_kv", nullptr, [](const C& c) { return c.heads; }},
     {"head_dim", &C::head_dim, "head size", 1, 1 << 12, "head_dim", "attention.key_length", kRotary,
      [](const C& c) { return c.hidden / c.heads; }},
+    {"local_head_dim", &C::local_head_dim, "head size of local layers", 1, 1 << 12, nullptr,
+     "attention.key_length_swa", kLocalHeads},
+    {"shared_kv_layers", &C::shared_kv_layers, "layers that share K and V", 0, 1 << 12,
+     "num_kv_shared_layers", "attention.shared_kv_layers", kLocalHeads},
+    {"wide_shared_layers", &C::wide_shared_layers, nullptr, 0, 0, "use_double_wide_mlp", nullptr,
+     kLocalHeads},
+    {"layer_embedding", &C::layer_embedding, "features of a layer's embedding", 0, 1 << 16,
+     "hidden_size_per_layer_input", "embedding_length_per_layer_input", kLocalHeads},
+    {"rotated_pairs", &C::rotated_pairs, "rotated pairs of a head", 0, 1 << 12},
+    {"logits_cap", &C::logits_cap, "cap of logits", 0, kLargest, "final_logit_softcapping",
+     "final_logit_softcapping", kLocalHeads},
     {"ffn_hidden", &C::ffn_hidden, "feed-forward size", 1, 1 << 22, "intermediate_size",
      "feed_forward_length"},
     {"vocab", &C::vocab, "vocabulary", 1, 1 << 24, "vocab_size", "vocab_size"},
@@ -220,6 +237,7 @@ JsonField JsonFieldOf(const Architecture& architecture, const ConfigField<ModelC
   if (found == own.end()) return said;
   if (found->name != nullptr) return *found;
   said.name = nullptr;
+  if (found->otherwise != nullptr) said.otherwise = found->otherwise;
   return said;
 }
 

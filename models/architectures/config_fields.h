@@ -106,7 +106,13 @@ absl::Status ReadField(const ConfigField<Struct>& field, const File& file, const
       if constexpr (std::is_same_v<Value, double>) {
         TREADLE_ASSIGN_OR_RETURN(value, file.Number(name, DefaultOf(field, value)));
       } else {
-        TREADLE_ASSIGN_OR_RETURN(value, file.Integer(name, DefaultOf(field, value)));
+        const std::optional<int64_t> otherwise = DefaultOf(field, value);
+        if constexpr (requires { file.Integer(name, otherwise, int64_t{0}); }) {
+          const int64_t least = field.least < 1 ? 0 : 1;
+          TREADLE_ASSIGN_OR_RETURN(value, file.Integer(name, otherwise, least));
+        } else {
+          TREADLE_ASSIGN_OR_RETURN(value, file.Integer(name, otherwise));
+        }
       }
       if (!DefaultOf(field, value)) {
         return InvalidArgument(file.path(), ": ", name, " is ", value, ", expected at least ",

@@ -3,6 +3,7 @@
 // member.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
@@ -140,6 +141,55 @@ struct ModelConfig {
   }
   // Each head's query brings a gate of its size, whose sigmoid multiplies what the head attends to.
   bool gated_attention = false;
+  // Gemma 4. Local layers have heads of another size, and other K/V heads, than the global ones,
+  // which head_dim and kv_heads are of; 0: the same.
+  int64_t local_head_dim = 0;
+  int64_t local_kv_heads = 0;
+  bool keys_are_values = false;  // of global layers: one product makes K and V
+  // The last layers have no K and V: each reads those of the last layer of its kind that has some.
+  int64_t shared_kv_layers = 0;
+  bool wide_shared_layers = false;  // these have twice the inner features
+  int64_t layer_embedding = 0;      // features of each layer's own embedding of a token; 0: none
+  int64_t rotated_pairs = 0;        // of a head's rope_dim / 2, the first ones; 0: all
+  double logits_cap = 0;            // logits are cap * tanh(logits / cap); 0: as they are
+
+  int64_t HeadDim(bool local) const {
+    return local && local_head_dim > 0 ? local_head_dim : head_dim;
+  }
+  int64_t KvHeads(bool local) const {
+    return local && local_kv_heads > 0 ? local_kv_heads : kv_heads;
+  }
+  bool HasKv(int64_t layer) const { return layer < layers - shared_kv_layers; }
+  // The layer whose K and V this one reads: itself, or an earlier one; -1: there is none.
+  int64_t KvSource(int64_t layer) const {
+    int64_t source = HasKv(layer) ? layer : layers - shared_kv_layers - 1;
+    while (source >= 0 && Local(source) != Local(layer)) --source;
+    return source;
+  }
+  // The last layer that a stage of a pipeline can begin with: a layer and its source are in one.
+  int64_t LastStageBegin() const {
+    int64_t last = layers - 1;
+    for (int64_t layer = layers - shared_kv_layers; layer < layers; ++layer) {
+      last = std::min(last, KvSource(layer));
+    }
+    return last;
+  }
+  // The layers of [begin, end) that have pages of their own: in a ring, if `local`, or whole ones.
+  int64_t KvLayers(int64_t begin, int64_t end, bool local) const {
+    int64_t count = 0;
+    for (int64_t layer = begin; layer < end; ++layer)
+      count += HasKv(layer) && HasRing(layer) == local;
+    return count;
+  }
+  // What sizes mean in one layer.
+  ModelConfig OfLayer(int64_t layer) const {
+    ModelConfig own = *this;
+    own.head_dim = HeadDim(Local(layer));
+    own.kv_heads = KvHeads(Local(layer));
+    if (own.head_dim != head_dim) own.rope_dim = own.head_dim;
+    if (wide_shared_layers && !HasKv(layer)) own.ffn_hidden *= 2;
+    return own;
+  }
 
   int64_t query_scalar = 0;  // whose root divides scores; 0: the size of a head
 

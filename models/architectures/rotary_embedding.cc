@@ -61,6 +61,7 @@ std::vector<float> RotaryFrequencies(const ModelConfig& config, std::span<const 
       const float divided = 1.0f / (static_cast<float>(config.yarn->factor) * wave);
       frequency = divided * (1 - kept) + frequency * kept;
     }
+    if (config.rotated_pairs > 0 && static_cast<int64_t>(i) >= config.rotated_pairs) frequency = 0;
     if (config.rope_scaling) frequency = ScaleLlama3(frequency, *config.rope_scaling);
     frequency /= static_cast<float>(config.rope_linear_factor);
     if (!factors.empty()) frequency /= factors[i];

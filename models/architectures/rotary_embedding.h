@@ -11,6 +11,9 @@
 
 namespace treadle {
 
+// The factor of a pair that does not rotate, in GGUF's rope_freqs.
+inline constexpr float kUnrotated = 1e30f;
+
 // Frequency of each pair, [rope_dim / 2]. `factors`, if not empty, divide them (GGUF's rope_freqs).
 std::vector<float> RotaryFrequencies(const ModelConfig& config, std::span<const float> factors);
 
@@ -33,8 +36,11 @@ class RotaryEmbedding {
   uint64_t bytes() const { return cos_.bytes() + sin_.bytes(); }
   // The bytes of the tables for so many positions.
   static int64_t Bytes(const ModelConfig& config, int64_t max_positions) {
-    const int64_t tables = 1 + (config.local_rope_base > 0) + ScalesQueries(config, max_positions);
-    return tables * max_positions * (config.rope_dim / 2) * 2 * static_cast<int64_t>(sizeof(float));
+    int64_t dims = config.rope_dim * (1 + ScalesQueries(config, max_positions));
+    if (config.local_rope_base > 0) {
+      dims += config.local_head_dim > 0 ? config.local_head_dim : config.rope_dim;
+    }
+    return max_positions * dims * static_cast<int64_t>(sizeof(float));
   }
 
  private:

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 
 #include "base/status.h"
 #include "models/architectures/architecture.h"
@@ -8,6 +9,7 @@
 #include "models/architectures/experts.h"
 #include "models/architectures/falcon.h"
 #include "models/architectures/gemma.h"
+#include "models/architectures/gemma4.h"
 #include "models/architectures/glm4.h"
 #include "models/architectures/gpt2.h"
 #include "models/architectures/gpt_neox.h"
@@ -30,7 +32,8 @@ namespace {
 constexpr Architecture kArchitectures[] = {
     kLlama,  kGpt2,    kQwen2,   kQwen3,    kGptNeoX, kOpt,     kFalcon,     kPhi3,
     kGemma3, kBloom,   kMixtral, kQwen3Moe, kGptOss,  kSmolLm3, kGranite,    kGranite4,
-    kOlmo2,  kSeedOss, kGlm4,    kExaone4,  kErnie45, kHunyuan, kMinistral3, kQwen35};
+    kOlmo2,  kSeedOss, kGlm4,    kExaone4,  kErnie45, kHunyuan, kMinistral3, kGemma4,
+    kQwen35};
 
 constexpr std::string_view kGgufLayers = "blk.";
 
@@ -91,7 +94,12 @@ int64_t SizeOf(Extent extent, const ModelConfig& config) {
   const int64_t queries = config.heads * config.head_dim, keys = config.kv_heads * config.head_dim;
   switch (extent) {
     case Extent::kNone:
+    case Extent::kOne:
       return 1;
+    case Extent::kLayerInput:
+      return config.layer_embedding;
+    case Extent::kLayerInputs:
+      return config.layers * config.layer_embedding;
     case Extent::kHidden:
       return config.hidden;
     case Extent::kHeadDim:
@@ -100,6 +108,7 @@ int64_t SizeOf(Extent extent, const ModelConfig& config) {
       return config.context + ArchitectureOf(config).position_offset;
     case Extent::kExperts:
       return config.experts;
+    case Extent::kTokens:
     case Extent::kVocab:
       return config.vocab;
     case Extent::kHeads:
@@ -139,6 +148,9 @@ void CompleteConfig(ModelConfig& config) {
     config.unrotated_every = architecture.unrotated_every(config);
   }
   config.gated_attention = architecture.gated_attention;
+  if (architecture.embedding_multiplied) {
+    config.embedding_multiplier = std::sqrt(static_cast<double>(config.hidden));
+  }
   if (architecture.local_unscaled && config.window > 0 && config.local_rope_base == 0) {
     config.local_rope_base = config.rope_base;
   }

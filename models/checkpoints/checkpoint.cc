@@ -53,8 +53,9 @@ void Checkpoint::AddTurnEnds() {
   if (!tokenizer_) return;
   // Where there is <|return|>, <|end|> is between the messages of one turn.
   constexpr std::string_view kReturn = "<|return|>", kEnd = "<|end|>";
-  constexpr std::string_view kTurnEnds[] = {
-      kReturn, kEnd, "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|call|>"};
+  constexpr std::string_view kTurnEnds[] = {kReturn,      kEnd,         "<|im_end|>",
+                                            "<|eot_id|>", "<|eom_id|>", "<end_of_turn>",
+                                            "<|call|>",   "<turn|>",    "<|tool_response>"};
   const auto in_template = [&](std::string_view text) {
     return chat_template_.find(text) != std::string::npos;
   };
@@ -187,6 +188,29 @@ absl::Status Checkpoint::CheckRope(const Architecture& architecture) const {
   return absl::OkStatus();
 }
 
+// Layers that differ in their heads, or have no K and V of their own.
+absl::Status Checkpoint::CheckLayers() const {
+  if (const int64_t heads = config_.KvHeads(/*local=*/true); config_.heads % heads != 0) {
+    return InvalidArgument(path_, ": ", config_.heads, " heads cannot share ", heads,
+                           " K/V heads of local layers evenly");
+  }
+  if (config_.local_head_dim % 2 != 0) {
+    return InvalidArgument(path_, ": head size of local layers is ", config_.local_head_dim,
+                           ", expected an even number");
+  }
+  if (!config_.keys_are_values && config_.local_kv_heads > 0 &&
+      config_.kv_heads != config_.local_kv_heads) {
+    return Unimplemented(path_, ": ", config_.kv_heads, " K/V heads of global layers and ",
+                         config_.local_kv_heads, " of local ones, expected as many of both, for ",
+                         "values are products of their own");
+  }
+  if (config_.shared_kv_layers > config_.layers || config_.LastStageBegin() < 0) {
+    return InvalidArgument(path_, ": ", config_.shared_kv_layers, " of ", config_.layers,
+                           " layers share K and V, expected a layer of each kind before these");
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Checkpoint::CheckConsistency() const {
   const Architecture* const architecture = FindArchitecture(config_.architecture);
   if (architecture == nullptr) {
@@ -198,6 +222,7 @@ absl::Status Checkpoint::CheckConsistency() const {
     return InvalidArgument(path_, ": ", config_.heads, " heads cannot share ", config_.kv_heads,
                            " K/V heads evenly");
   }
+  TREADLE_RETURN_IF_ERROR(CheckLayers());
   if (!architecture->grouped &&
       (config_.kv_heads != config_.heads || config_.heads * config_.head_dim != config_.hidden)) {
     return InvalidArgument(path_, ": ", config_.heads, " heads of ", config_.head_dim, " and ",

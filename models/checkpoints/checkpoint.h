@@ -99,6 +99,8 @@ class Checkpoint {
   virtual absl::StatusOr<RecommendedSampling> Sampling() const { return RecommendedSampling(); }
   const std::vector<StoredTensor>& tensors() const { return tensors_; }
   uint64_t file_bytes() const { return file_bytes_; }
+  // Parts of a folder's model that are not of text, as "vision_tower": none of them is loaded.
+  const std::vector<std::string>& left_aside() const { return left_aside_; }
   // The files that hold the tensors.
   const std::vector<std::string>& weight_files() const { return weight_files_; }
   // The same, as they were when they were opened.
@@ -133,6 +135,7 @@ class Checkpoint {
   void AddTurnEnds();
   // Sizes in range and in harmony: what every loader relies on.
   absl::Status CheckConsistency() const;
+  absl::Status CheckLayers() const;
   absl::Status CheckRope(const Architecture& architecture) const;
 
   Kind kind_ = Kind::kGguf;
@@ -142,6 +145,7 @@ class Checkpoint {
   std::optional<TokenizerSpec> tokenizer_;
   std::vector<int32_t> end_ids_;  // without a tokenizer
   std::string chat_template_;
+  std::vector<std::string> left_aside_;
   std::vector<StoredTensor> tensors_;
   std::map<std::string, size_t, std::less<>> index_;
   // Entries of the files that are no tensor of ours, and their types.

@@ -179,6 +179,8 @@ inline T* InMemory(T* own) {
 inline float Fma(float a, float b, float c) { return std::fma(a, b, c); }
 inline float Exp(float x) { return std::exp(x); }
 inline float Erfc(float x) { return std::erfc(x); }
+inline float Expm1(float x) { return std::expm1(x); }
+inline float Tanh(float x) { return std::tanh(x); }
 inline float Exp2(float x) {
   const float y = std::exp2(x);
   return y < 0x1p-126f ? 0.0f : y;

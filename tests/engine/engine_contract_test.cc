@@ -32,12 +32,15 @@ struct TinyFiles {
     window = Write("llama", 18);
     windows = Write("gemma3", 0);
     states = Write("qwen35", 0);
+    heads = Write("gemma4", 0);
+    shared = Write("gemma4", 0, 2);
   }
-  std::string Write(const char* architecture, int64_t window_of_all) const {
-    const std::string folder = own.Folder(Str(architecture, window_of_all));
+  std::string Write(const char* architecture, int64_t window_of_all, int64_t sharing = 0) const {
+    const std::string folder = own.Folder(Str(architecture, window_of_all, sharing));
     TinyModelOptions options;
     options.layers = 4;
     options.window = window_of_all;
+    options.shared_kv_layers = sharing;
     auto written = WriteTinyGguf(*FindArchitecture(architecture), folder, options);
     TREADLE_CHECK(written.ok());
     return *written;
@@ -45,6 +48,8 @@ struct TinyFiles {
   TestFolder own;
   std::string llama, window, windows;  // no layer's, each layer's, each second layer's
   std::string states;                  // each second layer keeps one
+  // These have heads of another size in each second layer; the last two read K/V of the others.
+  std::string heads, shared;
 };
 const TinyFiles& Tiny() {
   static const TinyFiles files;
@@ -296,7 +301,8 @@ TEST_P(EngineContract, RingsOfPagesDoNotMatter) {
   const bool few = GetParam().gpus;
   LocalEngineOptions options = Options();
   options.max_batch_tokens = 16;
-  for (const std::string& path : {Tiny().window, Tiny().windows, Tiny().states}) {
+  const std::string& heads = stages() == 1 ? Tiny().shared : Tiny().heads;
+  for (const std::string& path : {Tiny().window, Tiny().windows, heads, Tiny().states}) {
     if (path == Tiny().states && GetParam().gpus) continue;  // Backend::keeps_states
     SCOPED_TRACE(path);
     options.max_batch_tokens = path == Tiny().states ? 50 : 16;

@@ -62,6 +62,10 @@ TEST_F(ReferenceFeatures, Activations) {
   Expect(out_, "gelu_erf");
   backend_->Relu(Rows(x_, 40), Rows(out_, 40));
   Expect(out_, "relu");
+  backend_->SoftCap(Rows(x_, 40), 1.5f, Rows(out_, 40));
+  Expect(out_, "soft_cap");
+  backend_->Xielu(Rows(x_, 40), {.positive = 0.75f, .negative = 1.25f}, Rows(out_, 40));
+  Expect(out_, "xielu");
 }
 
 TEST_F(ReferenceFeatures, MatMulWithBiasResidualAndRowOrder) {

@@ -130,11 +130,12 @@ TEST_P(TransformersLogits, AreOurs) {
 
 // .gguf files of the same models, as the gguf package or llama.cpp's converter writes them.
 TEST(GgufPackage, FilesGiveTheLogitsOfTransformers) {
-  for (const char* name :
-       {"qwen2-window", "qwen3-tied", "gptneox",    "falcon-grouped", "phi3-long",    "gemma3",
-        "bloom",        "mixtral",    "qwen3moe",   "gptoss",         "smollm3-tied", "granite",
-        "granite4",     "olmo2",      "olmo3",      "seed-oss",       "glm4",         "exaone4",
-        "ernie45",      "hunyuan",    "ministral3", "phi4-mini",      "qwen35"}) {
+  for (const char* name : {"qwen2-window", "qwen3-tied", "gptneox",  "falcon-grouped", "phi3-long",
+                           "gemma3",       "bloom",      "mixtral",  "qwen3moe",       "gptoss",
+                           "smollm3-tied", "granite",    "granite4", "olmo2",          "olmo3",
+                           "seed-oss",     "glm4",       "exaone4",  "ernie45",        "hunyuan",
+                           "ministral3",   "phi4-mini",  "gemma4",   "gemma4-large",
+                           "qwen35"}) {
     SCOPED_TRACE(name);
     const std::string folder = std::string(TREADLE_TESTDATA "/models/") + name;
     const Oracle oracle = ReadOracle(folder);
@@ -171,7 +172,7 @@ INSTANTIATE_TEST_SUITE_P(
                           "llama-yarn", "smollm3", "smollm3-tied", "granite", "granite-tied",
                           "granite4", "olmo2", "olmo3", "seed-oss", "glm4", "exaone4",
                           "exaone4-global", "ernie45", "hunyuan", "ministral3", "phi4-mini",
-                          "qwen35", "qwen35-tied"),
+                          "gemma4", "gemma4-large", "qwen35", "qwen35-tied"),
         ::testing::ValuesIn(kDevices)),
     [](const auto& info) {
       return Identifier(Str(std::get<0>(info.param), "_", std::get<1>(info.param).name));
@@ -240,6 +241,8 @@ TEST_F(TinyModels, LayerRangesGiveWhatTheWholeModelGives) {
     const int32_t pages[] = {0, 1};
     const SequenceSpan sequence = {0, static_cast<int32_t>(rows), 0, pages};
     const KvLayout layout = {config.kv_heads, config.head_dim, 16, 2, DType::kF32};
+    const KvLayout window_layout = {config.KvHeads(/*local=*/true), config.HeadDim(/*local=*/true),
+                                    16, 2, DType::kF32};
     const auto options_of = [&](LayerRange range) {
       LoadOptions load;
       load.layers = range;
@@ -256,13 +259,14 @@ TEST_F(TinyModels, LayerRangesGiveWhatTheWholeModelGives) {
         TREADLE_CHECK(model.ok());
         std::vector<std::vector<std::byte>> memory(
             static_cast<size_t>(config.layers),
-            std::vector<std::byte>(static_cast<size_t>(2 * layout.PageBytes())));
+            std::vector<std::byte>(
+                static_cast<size_t>(2 * std::max(layout.PageBytes(), window_layout.PageBytes()))));
         std::vector<std::byte*> layers;
         for (auto& layer : memory) layers.push_back(layer.data());
-        TREADLE_CHECK(
-            (*model)
-                ->Forward({ids, positions, {&sequence, 1}}, {layout, layers}, nullptr, tensor)
-                .ok());
+        TREADLE_CHECK((*model)
+                          ->Forward({ids, positions, {&sequence, 1}},
+                                    {layout, layers, window_layout}, nullptr, tensor)
+                          .ok());
         if ((*model)->last_stage()) {
           (*model)->Head(tensor, DenseTensor(logits.data(), DType::kF32, rows, config.vocab));
         }

@@ -32,14 +32,16 @@ absl::StatusOr<std::unique_ptr<TeacherForcing>> TeacherForcing::Create(
                   .num_pages = (options.max_tokens + kPageSize - 1) / kPageSize,
                   .dtype = options.kv_dtype,
                   .key_order = out->backend_->key_order()};
+  out->window_layout_ = out->layout_;
+  out->window_layout_.kv_heads = config.KvHeads(/*local=*/true);
+  out->window_layout_.head_dim = config.HeadDim(/*local=*/true);
   // Any order of pages will do: the last comes first here.
   for (int64_t page = out->layout_.num_pages; page-- > 0;) {
     out->pages_.push_back(static_cast<int32_t>(page));
   }
-  out->states_ = out->layout_;
-  out->states_.state = out->model_->state_layout();
+  out->window_layout_.state = out->model_->state_layout();
   const int64_t layer_bytes =
-      out->layout_.num_pages * std::max(out->layout_.PageBytes(), out->states_.PageBytes());
+      out->layout_.num_pages * std::max(out->layout_.PageBytes(), out->window_layout_.PageBytes());
   const auto allocate = [&](Buffer& buffer, int64_t bytes) -> absl::Status {
     TREADLE_ASSIGN_OR_RETURN(buffer, out->backend_->Allocate(static_cast<size_t>(bytes)));
     return absl::OkStatus();
@@ -48,7 +50,7 @@ absl::StatusOr<std::unique_ptr<TeacherForcing>> TeacherForcing::Create(
   TREADLE_RETURN_IF_ERROR(allocate(out->hidden_, options.chunk * config.hidden * 4));
   TREADLE_RETURN_IF_ERROR(allocate(out->logits_, kHeadRows * config.vocab * 4));
   for (int64_t i = 0; i < config.layers; ++i) {
-    out->layers_.push_back(out->kv_.data() + i * layer_bytes);
+    out->layers_.push_back(out->kv_.data() + config.KvSource(i) * layer_bytes);
   }
   return out;
 }
@@ -63,7 +65,7 @@ void TeacherForcing::Forward(std::span<const int32_t> token_ids, int64_t begin, 
   const Batch batch = {token_ids.subspan(begin, end - begin), positions, {&sequence, 1}};
   const Tensor hidden =
       DenseTensor(hidden_.data(), DType::kF32, end - begin, model_->config().hidden);
-  TREADLE_CHECK(model_->Forward(batch, {layout_, layers_, states_}, nullptr, hidden).ok());
+  TREADLE_CHECK(model_->Forward(batch, {layout_, layers_, window_layout_}, nullptr, hidden).ok());
 }
 
 void TeacherForcing::Run(std::span<const int32_t> token_ids, const Row& row) {

@@ -41,7 +41,7 @@ class TeacherForcing {
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<Model> model_;
   Options options_;
-  KvLayout layout_, states_;  // the second: of layers that keep a state
+  KvLayout layout_, window_layout_;
   std::vector<int32_t> pages_;
   Buffer kv_;                       // [layers, num_pages] pages
   std::vector<std::byte*> layers_;  // into kv_

@@ -77,14 +77,16 @@ absl::Status RunRank(Model* model, const Setting& setting, Communicator* ranks,
   const ModelConfig& config = model->config();
   const int64_t pages = (tokens + kPageSize - 1) / kPageSize;
   const KvLayout layout = {model->kv_heads(), config.head_dim, kPageSize, pages, DType::kF32};
-  KvLayout states = layout;
-  states.state = model->state_layout();
+  KvLayout window_layout = layout;
+  window_layout.kv_heads = model->local_kv_heads();
+  window_layout.head_dim = config.HeadDim(/*local=*/true);
+  window_layout.state = model->state_layout();
   std::vector<int32_t> page_ids;
   for (int64_t page = pages; page-- > 0;) page_ids.push_back(static_cast<int32_t>(page));
   std::vector<std::vector<std::byte>> memory(
       static_cast<size_t>(config.layers),
       std::vector<std::byte>(
-          static_cast<size_t>(pages * std::max(layout.PageBytes(), states.PageBytes()))));
+          static_cast<size_t>(pages * std::max(layout.PageBytes(), window_layout.PageBytes()))));
   std::vector<std::byte*> layers;
   for (auto& layer : memory) layers.push_back(layer.data());
 
@@ -99,7 +101,7 @@ absl::Status RunRank(Model* model, const Setting& setting, Communicator* ranks,
     const SequenceSpan span = {0, static_cast<int32_t>(count), static_cast<int32_t>(begin),
                                page_ids.data()};
     TREADLE_RETURN_IF_ERROR(model->Forward({ids.subspan(begin, count), positions, {&span, 1}},
-                                           {layout, layers, states}, ranks,
+                                           {layout, layers, window_layout}, ranks,
                                            hidden.Rows(begin, count)));
   }
   std::vector<float> head_input = output.hidden;

@@ -26,7 +26,7 @@ VOCAB = 131
 GGUF = ["qwen2-window", "qwen3-tied", "gptneox", "falcon-grouped", "phi3-long", "gemma3", "bloom", "mixtral",
         "qwen3moe", "gptoss"]  # .gguf files too
 CONVERTED = ["smollm3-tied", "granite", "granite4", "olmo2", "olmo3", "seed-oss", "glm4", "exaone4", "ernie45",
-             "hunyuan", "ministral3", "phi4-mini", "qwen35"]  # these by llama.cpp's converter
+             "hunyuan", "ministral3", "phi4-mini", "gemma4", "gemma4-large", "qwen35"]  # these by llama.cpp's converter
 PROMPT, GREEDY = 9, 20  # tokens that greedy generation begins with, and gives
 LLAMA = dict(vocab_size=VOCAB, hidden_size=30, intermediate_size=53, num_hidden_layers=2,
              num_attention_heads=3, num_key_value_heads=3, max_position_embeddings=96,
@@ -48,6 +48,8 @@ YARN = dict(rope_type="yarn", rope_theta=150000.0, factor=8.0, beta_fast=32.0, b
             original_max_position_embeddings=64)
 MULTIPLIERS = dict(embedding_multiplier=5.0, residual_multiplier=0.4, attention_multiplier=0.15, logits_scaling=3.0,
                    rms_norm_eps=0.05)  # large enough to show
+GEMMA4 = LLAMA | dict(tie_word_embeddings=True, sliding_window=11, pad_token_id=2, vocab_size_per_layer_input=VOCAB,
+                      final_logit_softcapping=12.0)  # small enough to show
 LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
               original_max_position_embeddings=16)
 
@@ -170,7 +172,18 @@ CASES = {
     "phi4-mini": ("Phi3", PHI3 | dict(original_max_position_embeddings=8, tie_word_embeddings=True, rope_scaling=dict(
         rope_type="longrope", partial_rotary_factor=0.75, short_factor=[1.0, 1.1, 1.2],
         long_factor=[1.0, 1.5, 4.0])), "float16", 40, {}),
-    # In 32 bits, for the converter computes gains and rates in the folder's. States of three key and six value heads in layers 1, 2 and 4; rows beyond two pages of 32.
+    # As E2B: the last layers read keys and values of layers 1 and 2, and have a feed-forward network of twice the width.
+    "gemma4": ("Gemma4", GEMMA4 | dict(num_hidden_layers=6, layer_types=["sliding_attention", "full_attention"] * 3,
+                                       num_kv_shared_layers=3, use_double_wide_mlp=True, num_key_value_heads=1,
+                                       head_dim=10, global_head_dim=16, hidden_size_per_layer_input=6), "float16", 60,
+               {}),
+    # As 31B: values are keys in global layers, which have other heads; no embeddings of layers.
+    "gemma4-large": ("Gemma4", GEMMA4 | dict(num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=3,
+                                             layer_types=["sliding_attention"] * 2 + ["full_attention"], head_dim=14,
+                                             global_head_dim=20, num_global_key_value_heads=2, attention_k_eq_v=True,
+                                             hidden_size_per_layer_input=0), "float16", 60, {}),
+    # In 32 bits, for the converter computes gains and rates in the folder's type. States of
+    # three key and six value heads in layers 1, 2 and 4; rows beyond two pages of 32.
     "qwen35": ("Qwen3_5", LLAMA | dict(num_key_value_heads=1, head_dim=16, num_hidden_layers=4, pad_token_id=2,
                                        linear_num_key_heads=3, linear_num_value_heads=6, linear_key_head_dim=11,
                                        linear_value_head_dim=7, linear_conv_kernel_dim=4, layer_types=[
@@ -183,7 +196,7 @@ CASES = {
 }
 def classes_of(kind):
     """The classes of a configuration and of a model of it."""
-    config = kind + ("Text" if kind in ("Gemma3", "Qwen3_5") else "") + "Config"
+    config = kind + ("Text" if kind.startswith("Gemma") or kind == "Qwen3_5" else "") + "Config"
     return getattr(transformers, config), getattr(transformers, kind + ("LMHeadModel" if kind == "GPT2" else "ForCausalLM"))
 
 
@@ -205,6 +218,9 @@ def randomize(model, generator):
             weight.data = noise * 0.3
         else:
             weight.data = 1 + noise * 0.2
+    for name, weight in model.named_buffers():
+        if name.endswith("layer_scalar"):
+            weight.data = 0.7 + 0.2 * torch.randn(weight.shape, generator=generator)
 
 
 def state_in_double(m):
@@ -252,7 +268,9 @@ def in_double(model):
             module.forward = route
         if type(module).__name__.endswith("RMSNorm"):
             def forward(x, m=module):
-                gain, epsilon = (1 + m.weight, m.eps) if hasattr(m, "eps") else (m.weight, m.variance_epsilon)
+                gain, epsilon = getattr(m, "weight", 1.0), m.eps if hasattr(m, "eps") else m.variance_epsilon
+                if type(m).__name__.startswith("Gemma3"):
+                    gain = 1 + gain
                 return gain * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + epsilon))
             module.forward = forward
     return model
@@ -401,7 +419,10 @@ def convert(folder):
     model = family(pathlib.Path(folder), types.ALL_F32 if config["dtype"] == "float32" else types.MOSTLY_F16,
                    pathlib.Path(folder, "model.gguf"))
     getattr(model, "impl", model).set_vocab = lambda: None
+    tokens = pathlib.Path(folder, "tokenizer.json")  # which Gemma's counts the tokens of
+    tokens.write_text(json.dumps({"model": {"vocab": list(range(VOCAB))}, "added_tokens": []}))
     model.write()
+    tokens.unlink()
 
 
 def small_checkpoints(names):
@@ -418,10 +439,18 @@ def small_checkpoints(names):
         model = model_class(config_class(**options, **how)).eval()
         randomize(model, generator)
         model.to(getattr(torch, dtype)).save_pretrained(folder, **save)
-        if kind == "GraniteMoeHybrid":  # as its authors' files say it
+        if kind in ("GraniteMoeHybrid", "Gemma4"):  # as its authors' files say it
             path = os.path.join(folder, "config.json")
             with open(path, encoding="utf-8") as file:
-                text = file.read().replace('"full_attention"', '"attention"')
+                text = file.read()
+            if kind == "Gemma4" and name != "gemma4-large":  # that one as transformers 5.24 writes it
+                json_config = json.loads(text)
+                del json_config["per_layer_config"]
+                names_of_global = ("global_head_dim", "num_global_key_value_heads")
+                json_config |= {key: options.get(key) for key in names_of_global}
+                text = json.dumps(json_config, indent=2, sort_keys=True) + "\n"
+            if kind == "GraniteMoeHybrid":
+                text = text.replace('"full_attention"', '"attention"')
             with open(path, "w", encoding="utf-8") as file:
                 file.write(text)
         # As a user's program reads it.

@@ -11,6 +11,7 @@ import sys
 import torch
 import torch.nn.functional as F
 from transformers import LlamaConfig
+from transformers.activations import XIELUActivation
 from transformers.generation.logits_process import (
     MinPLogitsWarper, RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper, TopKLogitsWarper,
     TopPLogitsWarper)
@@ -26,6 +27,13 @@ def flat(tensor):
 
 def normal(*shape):
     return torch.randn(*shape, dtype=torch.float32).double()
+
+
+def xielu(positive, negative):
+    """transformers' activation with these factors, whose parameters are softplus' inverses of them."""
+    module = XIELUActivation(positive, negative, dtype=torch.float64)
+    module.eps.copy_(torch.tensor(-1e-6, dtype=torch.float32))  # as we have it
+    return module
 
 
 def features():
@@ -47,6 +55,8 @@ def features():
         "gelu": flat(F.gelu(x, approximate="tanh")),
         "gelu_erf": flat(F.gelu(x)),
         "relu": flat(F.relu(x)),
+        "soft_cap": flat(1.5 * torch.tanh(x / 1.5)),
+        "xielu": flat(xielu(0.75, 1.25)(x)),
     }
 
 

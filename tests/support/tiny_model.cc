@@ -147,6 +147,14 @@ ModelConfig ConfigOf(const Architecture& architecture, const TinyModelOptions& o
     config.state_value_dim = 12;
     config.conv_taps = 4;
   }
+  if (architecture.local_heads) {
+    config.local_head_dim = 2 * config.head_dim;
+    config.local_kv_heads = config.kv_heads;
+    config.shared_kv_layers = o.shared_kv_layers;
+    config.layer_embedding = 32;
+    config.logits_cap = 20;
+    config.query_scalar = 1;
+  }
   config.experts = architecture.experts ? 5 : 0;
   config.experts_per_token = architecture.experts ? 2 : 0;
   const ConfigJson& json = architecture.config_json;
@@ -158,9 +166,10 @@ ModelConfig ConfigOf(const Architecture& architecture, const TinyModelOptions& o
 }
 
 std::vector<TinyTensor> TensorsOf(const Architecture& architecture, const TinyModelOptions& o) {
-  const ModelConfig config = ConfigOf(architecture, o);
+  const ModelConfig whole = ConfigOf(architecture, o);
   TensorList out(o.seed);
   const auto add = [&](const TensorRow& row, int64_t layer, int64_t expert) {
+    const ModelConfig config = InLayer(row.part) ? whole.OfLayer(layer) : whole;
     const auto spell = [&](Checkpoint::Kind kind, const char* suffix) {
       const bool prefixed = kind == Checkpoint::Kind::kHuggingFace && row.part != Part::kHead;
       return Str(prefixed ? architecture.hugging_face_prefix : "",
@@ -197,10 +206,10 @@ std::vector<TinyTensor> TensorsOf(const Architecture& architecture, const TinyMo
       by_heads();
     }
   };
-  const std::vector<const TensorRow*> rows = TensorsOf(config);
+  const std::vector<const TensorRow*> rows = TensorsOf(whole);
   const auto add_all = [&](auto of, int64_t layer) {
     for (const TensorRow* row : rows) {
-      const int64_t copies = InExperts(row->part) ? config.experts : 1;
+      const int64_t copies = InExperts(row->part) ? whole.experts : 1;
       for (int64_t i = 0; of(*row) && i < copies; ++i) add(*row, layer, i);
     }
   };
@@ -210,7 +219,7 @@ std::vector<TinyTensor> TensorsOf(const Architecture& architecture, const TinyMo
   };
   add_all(first, 0);
   for (int64_t i = 0; i < o.layers; ++i) {
-    add_all([&](const TensorRow& row) { return InLayer(row, config, i); }, i);
+    add_all([&](const TensorRow& row) { return InLayer(row, whole, i); }, i);
   }
   add_all([&](const TensorRow& row) { return !InLayer(row.part) && !first(row); }, 0);
   return std::move(out.list());

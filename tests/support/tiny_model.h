@@ -24,6 +24,7 @@ struct TinyModelOptions {
   int64_t ffn_hidden = 128;
   int64_t context = 256;
   int64_t window = 0;  // of all layers; where some have one in every model: of each second, 24
+  int64_t shared_kv_layers = 0;  // of families that may have such layers
   bool tied_head = true;
   bool tokenizer = true;
   bool chat_template = true;

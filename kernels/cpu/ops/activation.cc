@@ -1,4 +1,5 @@
-// Both SwiGLUs, GeGLU, the sigmoid gate, both GELUs and ReLU, elementwise.
+// Both SwiGLUs, GeGLU, the sigmoid gate, both GELUs, ReLU, xIELU and the bound of logits, elementwise.
+#include "kernels/backend.h"
 #include "kernels/cpu/isa_kernel.h"
 
 namespace treadle {
@@ -13,6 +14,9 @@ TREADLE_ISA_KERNEL(SigmoidGateElements,
 TREADLE_ISA_KERNEL(GeluElements, void(const float* x, float* out, int64_t n));
 TREADLE_ISA_KERNEL(GeluErfElements, void(const float* x, float* out, int64_t n));
 TREADLE_ISA_KERNEL(ReluElements, void(const float* x, float* out, int64_t n));
+TREADLE_ISA_KERNEL(SoftCapElements, void(const float* x, float cap, float* out, int64_t n));
+TREADLE_ISA_KERNEL(XieluElements,
+                   void(const float* x, const XieluScales& s, float* out, int64_t n));
 
 }  // namespace treadle
 
@@ -68,6 +72,29 @@ void ReluElements(const float* x, float* out, int64_t n) {
   });
 }
 
+// tanh(y) = expm1(2 y) / (expm1(2 y) + 2), of -|y|, where nothing overflows.
+void SoftCapElements(const float* x, float cap, float* out, int64_t n) {
+  const Vec scale = Broadcast(2 / cap), two = Broadcast(2.0f);
+  ForEachVec(n, [&](int64_t i, int64_t lanes) {
+    const Vec value = LoadLanes(x + i, lanes), minus = Sub(Zero(), value);
+    const Vec power = Expm1(Mul(Min(value, minus), scale));
+    const Vec less = Mul(Broadcast(cap), Div(power, Add(power, two)));  // for -|x|
+    StoreLanes(out + i, Select(Less(Zero(), value), Sub(Zero(), less), less), lanes);
+  });
+}
+
+void XieluElements(const float* x, const XieluScales& s, float* out, int64_t n) {
+  const Vec positive = Broadcast(s.positive), negative = Broadcast(s.negative);
+  const Vec slope = Broadcast(s.slope), largest = Broadcast(s.largest);
+  ForEachVec(n, [&](int64_t i, int64_t lanes) {
+    const Vec value = LoadLanes(x + i, lanes);
+    const Vec line = Mul(slope, value);
+    const Vec above = Fma(positive, Mul(value, value), line);
+    const Vec below = Fma(negative, Sub(Expm1(Min(largest, value)), value), line);
+    StoreLanes(out + i, Select(Less(Zero(), value), above, below), lanes);
+  });
+}
+
 }  // namespace treadle::TREADLE_ISA
 #else
 #include "kernels/cpu/ops/cpu_ops.h"
@@ -120,6 +147,18 @@ void CpuOps::SigmoidGate(Tensor gate, Tensor x, Tensor out) {
 void CpuOps::Gelu(Tensor x, Tensor out) { Elementwise(pool_, kGeluElements[isa_], x, out); }
 void CpuOps::GeluErf(Tensor x, Tensor out) { Elementwise(pool_, kGeluErfElements[isa_], x, out); }
 void CpuOps::Relu(Tensor x, Tensor out) { Elementwise(pool_, kReluElements[isa_], x, out); }
+void CpuOps::SoftCap(Tensor x, float cap, Tensor out) {
+  const auto capped = [&](const float* from, float* to, int64_t n) {
+    kSoftCapElements[isa_](from, cap, to, n);
+  };
+  Elementwise(pool_, capped, x, out);
+}
+void CpuOps::Xielu(Tensor x, const XieluScales& s, Tensor out) {
+  const auto scaled = [&](const float* from, float* to, int64_t n) {
+    kXieluElements[isa_](from, s, to, n);
+  };
+  Elementwise(pool_, scaled, x, out);
+}
 
 }  // namespace treadle
 #endif

@@ -208,7 +208,8 @@ struct ElementParams {
   Matrix b = {};
   RowOutput out = {};
   const int32_t* rows = nullptr;  // Gather's; null: all of them
-  float limit = 0;                // ClampedSwiGlu's
+  float limit = 0;                // ClampedSwiGlu's; SoftCap's
+  XieluScales xielu = {};
   int32_t cols = 0;
   uint32_t row_groups = 0;  // groups of a row
   uint32_t groups = 0;      // of all rows
@@ -308,6 +309,29 @@ void ActivationKernel(ElementParams p) {
   StoreGroup(p.out, at.row, at.column, p.cols, y);
 }
 
+TREADLE_DEVICE float SoftCapped(const ElementParams& p, float x) {
+  return p.limit * simt::Tanh(simt::Divide(x, p.limit));
+}
+TREADLE_DEVICE float XieluOf(const ElementParams& p, float x) {
+  const XieluScales& s = p.xielu;
+  if (x > 0.0f) return simt::Fma(s.positive * x, x, s.slope * x);
+  const float under = x > s.largest ? s.largest : x;
+  return simt::Fma(s.negative, simt::Expm1(under) - x, s.slope * x);
+}
+
+template <float (*kFunction)(const ElementParams&, float)>
+TREADLE_KERNEL(kElementThreads)
+void ScaledKernel(ElementParams p) {
+  simt::AwaitEarlierLaunches();
+  Place at;
+  if (!FindPlace(p, at)) return;
+  float x[kGroup], y[kGroup];
+  LoadGroup(p.a.data + at.row * p.a.stride, at.column, p.cols, x);
+  TREADLE_UNROLL
+  for (int i = 0; i < kGroup; ++i) y[i] = kFunction(p, x[i]);
+  StoreGroup(p.out, at.row, at.column, p.cols, y);
+}
+
 TREADLE_KERNEL(kElementThreads) void GatherKernel(ElementParams p) {
   simt::AwaitEarlierLaunches();
   Place at;
@@ -338,9 +362,12 @@ void LaunchElements(Device& device, void (*kernel)(ElementParams), ElementParams
   device.Launch(kernel, {.grid_x = blocks, .threads = kElementThreads}, params);
 }
 
-void Activate(Device& device, void (*kernel)(ElementParams), const Tensor& x, const Tensor& out) {
+void Activate(Device& device, void (*kernel)(ElementParams), const Tensor& x, const Tensor& out,
+              ElementParams params = {}) {
   TREADLE_CHECK(x.rows == out.rows && x.cols == out.cols);
-  LaunchElements(device, kernel, {.a = MatrixOf(x), .out = OutputOf(out, x)}, out);
+  params.a = MatrixOf(x);
+  params.out = OutputOf(out, x);
+  LaunchElements(device, kernel, params, out);
 }
 
 // -- pages ----------------------------------------------------------------------------------------
@@ -450,6 +477,14 @@ void CudaOps::GeluErf(Tensor x, Tensor out) {
 
 void CudaOps::Relu(Tensor x, Tensor out) {
   if (Ready()) Activate(*device_, ActivationKernel<Rectified>, x, out);
+}
+
+void CudaOps::SoftCap(Tensor x, float cap, Tensor out) {
+  if (Ready()) Activate(*device_, ScaledKernel<SoftCapped>, x, out, {.limit = cap});
+}
+
+void CudaOps::Xielu(Tensor x, const XieluScales& s, Tensor out) {
+  if (Ready()) Activate(*device_, ScaledKernel<XieluOf>, x, out, {.xielu = s});
 }
 
 void CudaOps::Gather(Tensor x, std::span<const int32_t> rows, Tensor out) {

@@ -214,6 +214,8 @@ TREADLE_DEVICE T* InMemory(T* own) {
 TREADLE_DEVICE float Fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 TREADLE_DEVICE float Exp(float x) { return expf(x); }
 TREADLE_DEVICE float Erfc(float x) { return erfcf(x); }
+TREADLE_DEVICE float Expm1(float x) { return expm1f(x); }
+TREADLE_DEVICE float Tanh(float x) { return tanhf(x); }
 // 2^x within 2^-22 of it; one instruction. Exact at 0, 0 at -infinity; results below 2^-126 are 0.
 TREADLE_DEVICE float Exp2(float x) {
   float y;

@@ -6,6 +6,7 @@
 #include "base/quoted.h"
 #include "base/status.h"
 #include "models/architectures/config_fields.h"
+#include "models/architectures/rotary_embedding.h"
 #include "models/checkpoints/gguf/gguf_file.h"
 
 namespace treadle {
@@ -24,8 +25,10 @@ class GgufCheckpoint final : public Checkpoint {
                           Struct& out) const;
   absl::Status ReadStates(const std::string& prefix);
   absl::Status ReadWindow(const std::string& prefix, const Architecture& architecture);
+  absl::Status ReadLayerSizes(const std::string& prefix);
   absl::Status CheckRopeKeys(const std::string& prefix) const;
   absl::Status ReadLinear(const std::string& prefix);
+  absl::Status ReadRotatedPairs();
   absl::Status ReadRope(const std::string& prefix, const Architecture& architecture);
   absl::Status ReadYarn(const std::string& prefix, const Architecture& architecture);
 
@@ -105,6 +108,7 @@ absl::Status GgufCheckpoint::ReadConfig() {
   if (!second.empty() && Find(Str("blk.0.", second, ".weight")) == nullptr) config_.layer_norms = 1;
   TREADLE_RETURN_IF_ERROR(ReadWindow(prefix, *architecture));
   if (architecture->states) TREADLE_RETURN_IF_ERROR(ReadStates(prefix));
+  if (architecture->local_heads) TREADLE_RETURN_IF_ERROR(ReadLayerSizes(prefix));
   if (architecture->gguf_query_scalar != nullptr) {
     config_.query_scalar = architecture->gguf_query_scalar(config_);
   }
@@ -167,6 +171,47 @@ absl::Status GgufCheckpoint::ReadStates(const std::string& prefix) {
   return absl::OkStatus();
 }
 
+// What a file lists for each layer, or says once of all: heads of K and V, and inner features; and
+// sizes of local layers' heads. A layer without its own V takes its keys' products.
+absl::Status GgufCheckpoint::ReadLayerSizes(const std::string& prefix) {
+  std::vector<bool> global;
+  for (int64_t i = 0; i < config_.layers; ++i) global.push_back(!config_.Local(i));
+  const int64_t first_global = std::ranges::find(global, true) - global.begin();
+  const int64_t first_local = std::ranges::find(global, false) - global.begin();
+  const auto at = [&](const std::string& key, int64_t layer) {
+    const GgufValue* const value = file_->Find(key);
+    if (value == nullptr || value->numbers.empty()) return config_.heads;  // as all families
+    const size_t last = value->numbers.size() - 1;
+    const double number = value->numbers[std::min(static_cast<size_t>(layer), last)];
+    return number >= 1 && number <= 0x1p40 ? static_cast<int64_t>(number) : int64_t{0};
+  };
+  const std::string heads = prefix + "attention.head_count_kv",
+                    inner = prefix + "feed_forward_length";
+  config_.kv_heads = at(heads, first_global);
+  config_.local_kv_heads = at(heads, first_local);
+  config_.ffn_hidden = at(inner, 0);
+  config_.wide_shared_layers =
+      config_.shared_kv_layers > 0 && at(inner, config_.layers - 1) != config_.ffn_hidden;
+  config_.keys_are_values = Find(Str("blk.", first_global, ".attn_v.weight")) == nullptr;
+  for (int64_t i = 0; i < config_.layers; ++i) {
+    const ModelConfig own = config_.OfLayer(i);
+    for (const auto& [key, size] :
+         {std::pair(heads, own.kv_heads), std::pair(inner, own.ffn_hidden)}) {
+      if (size > 0 && at(key, i) == size) continue;
+      return Unimplemented(path_, ": metadata ", Quoted(key), " says ", at(key, i), " of layer ", i,
+                           ", expected ", size, " as of other layers of its kind");
+    }
+  }
+  for (const char* const key : {"attention.value_length_swa", "rope.dimension_count_swa"}) {
+    TREADLE_ASSIGN_OR_RETURN(const int64_t size,
+                             file_->Integer(prefix + key, config_.local_head_dim));
+    if (size == config_.local_head_dim) continue;
+    return Unimplemented(path_, ": ", prefix, key, " is ", size,
+                         ", expected attention.key_length_swa, ", config_.local_head_dim);
+  }
+  return absl::OkStatus();
+}
+
 // Whether the products of `parts` have biases. Where one has a bias, all have: those that the file
 // leaves out are zeros.
 bool GgufCheckpoint::ReadBias(const Architecture& architecture, Presence bias,
@@ -214,6 +259,9 @@ absl::Status GgufCheckpoint::ReadFields(const std::string& prefix, const Archite
   for (const ConfigField<Struct>& field : FieldsOf<Struct>()) {
     SetDefault(field, field.otherwise, out);
     if (field.gguf == nullptr || !field.IsOf(architecture)) continue;
+    const GgufValue* const value = file_->Find(prefix + field.gguf);
+    const bool listed = architecture.local_heads && value != nullptr && value->numbers.size() > 1;
+    if (listed) continue;  // ReadLayerSizes'
     TREADLE_RETURN_IF_ERROR(ReadField(field, *file_, prefix + field.gguf, out));
   }
   return absl::OkStatus();
@@ -236,8 +284,8 @@ absl::Status GgufCheckpoint::ReadYarn(const std::string& prefix, const Architect
 absl::Status GgufCheckpoint::CheckRopeKeys(const std::string& prefix) const {
   std::set<std::string> known = {
       prefix + "rope.dimension_sections",  // which are alike where all tokens are text
-      prefix + "rope.scale_linear",           prefix + "rope.scaling.type",
-      prefix + "rope.scaling.finetuned",      prefix + "rope.scaling.yarn_attn_factor",
+      prefix + "rope.dimension_count_swa", prefix + "rope.scale_linear", prefix + "rope.scaling.type",
+      prefix + "rope.scaling.finetuned", prefix + "rope.scaling.yarn_attn_factor",
       prefix + "rope.scaling." + kYarnDivisor};
   const auto add = [&]<typename Struct>(const std::string& before, const Struct*) {
     for (const ConfigField<Struct>& field : FieldsOf<Struct>()) {
@@ -263,8 +311,23 @@ absl::Status GgufCheckpoint::ReadLinear(const std::string& prefix) {
   return absl::OkStatus();
 }
 
+// Pairs whose frequencies are divided by kUnrotated do not rotate; they are the last ones.
+absl::Status GgufCheckpoint::ReadRotatedPairs() {
+  if (Find("rope_freqs.weight") == nullptr) return absl::OkStatus();
+  TREADLE_ASSIGN_OR_RETURN(const StoredTensor* tensor,
+                           Require("rope_freqs.weight", {config_.rope_dim / 2}));
+  const std::vector<float> factors = DecodeVector(*tensor);
+  const auto first = std::ranges::find(factors, kUnrotated);
+  if (std::all_of(factors.begin(), first, [](float factor) { return factor == 1; }) &&
+      std::all_of(first, factors.end(), [](float factor) { return factor == kUnrotated; })) {
+    config_.rotated_pairs = first == factors.end() ? 0 : first - factors.begin();
+  }
+  return absl::OkStatus();
+}
+
 absl::Status GgufCheckpoint::ReadRope(const std::string& prefix, const Architecture& architecture) {
   TREADLE_RETURN_IF_ERROR(CheckRopeKeys(prefix));
+  TREADLE_RETURN_IF_ERROR(ReadRotatedPairs());
   TREADLE_ASSIGN_OR_RETURN(const std::string scaling,
                            file_->String(prefix + "rope.scaling.type", "linear"));
   if (scaling == "longrope" || Find("rope_factors_long.weight") != nullptr ||

@@ -104,11 +104,12 @@ absl::StatusOr<std::optional<TokenizerSpec>> ReadGgufTokenizer(const GgufFile& f
   TREADLE_ASSIGN_OR_RETURN(const std::string named, file.String("tokenizer.ggml.model", "none"));
   const std::string_view model = named;
   if (model == "none") return std::nullopt;
-  if (model != "gpt2" && model != "llama") {
+  const bool ranked = model == "gemma4";  // SentencePiece's, whose merges are listed
+  if (model != "gpt2" && model != "llama" && !ranked) {
     return Unimplemented(file.path(), ": tokenizer.ggml.model is ", Quoted(model),
-                         ", expected gpt2, llama or none");
+                         ", expected gpt2, llama, gemma4 or none");
   }
-  const bool sentencepiece = model == "llama";
+  const bool sentencepiece = model != "gpt2";
   TREADLE_ASSIGN_OR_RETURN(const GgufValue* texts, Array(file, "tokenizer.ggml.tokens", true, -1));
   if (texts == nullptr) {
     return InvalidArgument(file.path(), ": metadata 'tokenizer.ggml.tokens' is missing");
@@ -118,8 +119,8 @@ absl::StatusOr<std::optional<TokenizerSpec>> ReadGgufTokenizer(const GgufFile& f
       sentencepiece ? TokenizerSpec::Model::kSentencePiece : TokenizerSpec::Model::kByteLevelBpe;
   TREADLE_RETURN_IF_ERROR(ReadTokens(file, *texts, spec));
   bool add_bos = sentencepiece;
+  if (!sentencepiece || ranked) TREADLE_RETURN_IF_ERROR(ReadMerges(file, spec));
   if (!sentencepiece) {
-    TREADLE_RETURN_IF_ERROR(ReadMerges(file, spec));
     TREADLE_ASSIGN_OR_RETURN(spec.pre_tokenizer, file.String("tokenizer.ggml.pre", "gpt-2"));
     const auto row = FindPreTokenizer(spec.pre_tokenizer);
     if (!row.ok()) {
@@ -131,7 +132,7 @@ absl::StatusOr<std::optional<TokenizerSpec>> ReadGgufTokenizer(const GgufFile& f
   TREADLE_ASSIGN_OR_RETURN(spec.add_bos, file.Bool("tokenizer.ggml.add_bos_token", add_bos));
   TREADLE_ASSIGN_OR_RETURN(spec.add_eos, file.Bool("tokenizer.ggml.add_eos_token", false));
   TREADLE_ASSIGN_OR_RETURN(spec.add_space_prefix,
-                           file.Bool("tokenizer.ggml.add_space_prefix", sentencepiece));
+                           file.Bool("tokenizer.ggml.add_space_prefix", sentencepiece && !ranked));
   TREADLE_RETURN_IF_ERROR(ReadIds(file, sentencepiece, spec));
   return spec;
 }

@@ -92,6 +92,26 @@ std::vector<StoredTensor> WithGatesApart(std::vector<StoredTensor> tensors,
   return out;
 }
 
+// Keeps the tensors of a model of several kinds of input that are of text, under the names that a
+// model of text alone has. Returns the names of the parts that are left aside, as "vision_tower".
+std::vector<std::string> KeepText(std::vector<SafetensorsEntry>& entries) {
+  constexpr std::string_view kModel = "model.", kText = "model.language_model.";
+  const auto text = [&](const SafetensorsEntry& entry) { return entry.name.starts_with(kText); };
+  if (std::ranges::none_of(entries, text)) return {};
+  std::set<std::string> parts;
+  std::erase_if(entries, [&](SafetensorsEntry& entry) {
+    if (entry.name.starts_with(kText)) {
+      entry.name = Str(kModel, entry.name.substr(kText.size()));
+    } else if (entry.name.starts_with(kModel)) {
+      const std::string rest = entry.name.substr(kModel.size());
+      parts.insert(rest.substr(0, rest.find('.')));
+      return true;
+    }
+    return false;
+  });
+  return {parts.begin(), parts.end()};
+}
+
 absl::Status HuggingFaceCheckpoint::ReadShards(const HfQuantization& quantization) {
   const std::filesystem::path folder(path_);
   std::set<std::string> names;
@@ -129,7 +149,10 @@ absl::Status HuggingFaceCheckpoint::ReadShards(const HfQuantization& quantizatio
     file_bytes_ += file->bytes().size();
     mapped_.push_back(std::move(file));
   }
-  for (SafetensorsEntry& entry : entries) {  // convolutions: [channels, 1, taps]
+  left_aside_ = KeepText(entries);
+  for (SafetensorsEntry& entry : entries) {
+    if (entry.name.ends_with(".layer_scalar")) entry.name += ".weight";
+    // Convolutions: [channels, 1, taps].
     if (entry.shape.size() == 3 && entry.shape[1] == 1 && entry.name.ends_with("conv1d.weight")) {
       entry.shape.erase(entry.shape.begin() + 1);
     }

@@ -177,6 +177,17 @@ absl::Status ReadYarn(const Fields& fields, const Fields& rope, ModelConfig& con
   return absl::OkStatus();
 }
 
+// "proportional": a share of the pairs rotates, the first ones, by the frequencies of all.
+absl::Status ReadProportional(const Fields& rope, ModelConfig& config) {
+  constexpr const char* kName = "partial_rotary_factor";
+  TREADLE_RETURN_IF_ERROR(rope.Only("factor", 1.0));
+  TREADLE_ASSIGN_OR_RETURN(const double share, rope.Number(kName, 1.0));
+  const auto head_dim = static_cast<double>(config.head_dim);
+  config.rotated_pairs = static_cast<int64_t>(std::floor(share * head_dim / 2));
+  if (share <= 1 && config.rotated_pairs > 0) return absl::OkStatus();
+  return rope.Wrong(kName, Str("at most 1, and a pair of ", config.head_dim, " elements"));
+}
+
 // rope_theta and rope_scaling, or both in one object `rope_parameters` (newer files), which may
 // hold one for global and one for local layers.
 absl::Status ReadRope(const Fields& fields, const ConfigJson& json, ModelConfig& config) {
@@ -194,11 +205,13 @@ absl::Status ReadRope(const Fields& fields, const ConfigJson& json, ModelConfig&
   if (const Fields local(both.At("sliding_attention"), both.path() + ": sliding_attention");
       apart) {
     TREADLE_RETURN_IF_ERROR(local.Only("rope_type", "default"));
+    TREADLE_RETURN_IF_ERROR(local.Only("partial_rotary_factor", 1.0));
     TREADLE_ASSIGN_OR_RETURN(config.local_rope_base,
                              local.Number("rope_theta", config.local_rope_base));
   }
   const Fields rope(apart ? both.At("full_attention") : fields.At(name), both.path());
   TREADLE_ASSIGN_OR_RETURN(config.rope_base, rope.Number("rope_theta", config.rope_base));
+  if (rope.At("rope_type") == "proportional") return ReadProportional(rope, config);
   TREADLE_RETURN_IF_ERROR(json.rotary_share == nullptr
                               ? rope.Only("partial_rotary_factor", 1.0)
                               : ReadRotaryShare(rope, "partial_rotary_factor", share, config));
@@ -308,11 +321,39 @@ absl::Status ReadFields(const Fields& fields, const Architecture& architecture, 
   return absl::OkStatus();
 }
 
+// A model of several kinds of input says what is of text in "text_config", which is all that is
+// read. transformers from 5.20 on writes sizes of global layers in an object for each layer.
+void LiftTextConfig(Json& json) {
+  if (const Json text = json.value("text_config", Json()); text.is_object()) {
+    const Json names = json.value("architectures", Json());
+    for (const char* const name : {"quantization_config", "tie_word_embeddings"}) {
+      if (json.contains(name) && !text.contains(name)) json["text_config"][name] = json[name];
+    }
+    json = Json(json["text_config"]);
+    json["architectures"] = names;
+  }
+  // Tokens of images see each other, those of text what is before them.
+  if (json.value("use_bidirectional_attention", Json()) == "vision") {
+    json.erase("use_bidirectional_attention");
+  }
+  const Json types = json.value("layer_types", Json());
+  const Json layers = json.value("per_layer_config", Json());
+  const auto global = std::find(types.begin(), types.end(), "full_attention");
+  if (!types.is_array() || !layers.is_object() || global == types.end()) return;
+  const Json own = layers.value(std::to_string(global - types.begin()), Json());
+  for (const auto& [name, lifted] :
+       {std::pair("head_dim", "global_head_dim"),
+        std::pair("num_key_value_heads", "num_global_key_value_heads")}) {
+    if (own.is_object() && own.contains(name)) json[lifted] = own[name];
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<HfConfig> ReadHfConfig(const std::string& folder) {
   const std::string path = (std::filesystem::path(folder) / "config.json").string();
-  TREADLE_ASSIGN_OR_RETURN(const Json json, ReadJsonFile(path));
+  TREADLE_ASSIGN_OR_RETURN(Json json, ReadJsonFile(path));
+  LiftTextConfig(json);
   const Fields fields(json, path);
   const Json& names = fields.At("architectures");
   HfConfig out;

@@ -15,17 +15,27 @@ namespace {
 using Json = nlohmann::json;
 constexpr int64_t kLargest = int64_t{1} << 30;
 
-constexpr const char* kMethods[] = {"bitsandbytes", "fp8", "fbgemm_fp8", "compressed-tensors",
-                                    "gptq",         "awq", "mxfp4",      "treadle"};
-// Names of compressed-tensors for the layouts that are read.
-constexpr const char* kCompressedFormats[] = {"float-quantized", "naive-quantized"};
+constexpr const char* kMethods[] = {"bitsandbytes", "fp8",  "fbgemm_fp8", "compressed-tensors",
+                                    "modelopt",     "gptq", "awq",        "mxfp4",
+                                    "treadle"};
+// Names of compressed-tensors for the layouts that are read. Entries say which one a matrix has.
+constexpr const char* kCompressedFormats[] = {"float-quantized",      "naive-quantized",
+                                              "int-quantized",        "pack-quantized",
+                                              "nvfp4-pack-quantized", "mixed-precision"};
+constexpr const char* kModeloptAlgorithms[] = {"NVFP4", "FP8"};
+// Endings of entries for those who round activations, or the K/V cache, to fewer bits.
+constexpr std::string_view kActivationScales[] = {".input_scale",      ".input_global_scale",
+                                                  ".input_zero_point", ".output_scale",
+                                                  ".k_scale",          ".v_scale",
+                                                  ".q_scale"};
 
 // Names of gptq and awq ("version") for theirs.
 constexpr const char* kGptqFormats[] = {"gptq", "gptq_v2"};
 constexpr const char* kAwqVersions[] = {"gemm", "GEMM"};
 
-const QuantizedReader* const kReaders[] = {&kKBitReader, &kBitsAndBytes4BitReader,
-                                           &kBitsAndBytesInt8Reader, &kFp8Reader, &kGroupReader};
+const QuantizedReader* const kReaders[] = {
+    &kKBitReader,  &kBitsAndBytes4BitReader, &kBitsAndBytesInt8Reader, &kFp8Reader,
+    &kGroupReader, &kPackedReader,           &kCompressedInt8Reader,   &kNvfp4Reader};
 
 template <size_t kCount>
 absl::Status CheckOneOf(const Json& value, const char* const (&known)[kCount], const char* name,
@@ -95,6 +105,20 @@ absl::Status CheckRotation(const Json& section, const std::string& where) {
                        ", whose rotation of activations is not done; expected none");
 }
 
+// Settings of compressed-tensors by which entries mean something else.
+absl::Status CheckCompressed(const Json& section, const std::string& where) {
+  const Json transform = section.value("transform_config", Json());
+  if (!transform.is_null() && !transform.empty()) {
+    return Unimplemented(where, ": transform_config is set, whose rotation of activations is not ",
+                         "done; expected none");
+  }
+  const Json sparsity = section.value("sparsity_config", Json());
+  const Json format =
+      sparsity.is_object() ? sparsity.value("format", Json("dense")) : Json("dense");
+  if (format == "dense") return absl::OkStatus();
+  return Unimplemented(where, ": sparsity_config.format is ", format.dump(), ", expected dense");
+}
+
 // Reads what gptq and awq say of their groups.
 absl::Status ReadGroups(const Json& section, const std::string& where, HfQuantization& out) {
   const bool awq = out.method == "awq";
@@ -140,7 +164,12 @@ absl::StatusOr<HfQuantization> ReadHfQuantization(const Json& config, const std:
   if (out.method == "compressed-tensors") {
     TREADLE_RETURN_IF_ERROR(
         CheckOneOf(section.value("format", Json()), kCompressedFormats, "format", where));
+    TREADLE_RETURN_IF_ERROR(CheckCompressed(section, where));
     TREADLE_RETURN_IF_ERROR(ReadGroupBlocks(section.value("config_groups", Json()), where, out));
+  }
+  if (out.method == "modelopt") {
+    TREADLE_RETURN_IF_ERROR(
+        CheckOneOf(section.value("quant_algo", Json()), kModeloptAlgorithms, "quant_algo", where));
   }
   if (out.method == "gptq" || out.method == "awq") {
     TREADLE_RETURN_IF_ERROR(ReadGroups(section, where, out));
@@ -161,7 +190,10 @@ absl::StatusOr<MergedTensors> MergeQuantized(std::vector<SafetensorsEntry> entri
   QuantizedParts parts(std::move(entries));
   MergedTensors merged;
   for (const auto& [name, entry] : parts.entries()) {
-    if (!name.ends_with(".weight") && !name.ends_with(".qweight")) continue;
+    if (!name.ends_with(".weight") && !name.ends_with(".qweight") &&
+        !name.ends_with(".weight_packed")) {
+      continue;
+    }
     const auto claims = [&, &entry = entry](const QuantizedReader* candidate) {
       return candidate->claims(parts, entry, quantization);
     };
@@ -172,7 +204,8 @@ absl::StatusOr<MergedTensors> MergeQuantized(std::vector<SafetensorsEntry> entri
     merged.tensors.push_back(std::move(tensor));
   }
   for (const auto& [name, entry] : parts.entries()) {
-    if (parts.Taken(name)) continue;
+    const auto ends = [&name = name](std::string_view ending) { return name.ends_with(ending); };
+    if (parts.Taken(name) || std::ranges::any_of(kActivationScales, ends)) continue;
     const WeightFormat* format = FindSafetensorsFormat(entry.dtype);
     if (format == nullptr) {
       merged.unread.emplace(name, entry.dtype);

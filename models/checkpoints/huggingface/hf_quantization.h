@@ -14,6 +14,14 @@
 //                          out * bits / 32], P.scales f16 or bf16 [groups, out], P.g_idx i32 [in]:
 //                          the group of each column, in any order (missing, or all zeros: in order)
 //   AWQ ("gemm")           P.qweight i32 [in, out / 8], P.qzeros i32 [groups, out / 8], P.scales
+//   compressed-tensors     P.weight_packed i32 [out, in * bits / 32] (low first; codes are integers
+//                          plus 2^(bits - 1)), P.weight_shape [2], P.weight_scale [out, groups] or
+//                          [out, 1], P.weight_zero_point i32 [out * bits / 32, groups] (missing:
+//                          2^(bits - 1)), P.weight_g_idx i32 [in] (as GPTQ's); or P.weight i8 [out,
+//                          in] with P.weight_scale and P.weight_zero_point i8
+//   NVFP4                  P.weight_packed (Model Optimizer: P.weight) u8 [out, in / 2], low nibble
+//                          first, P.weight_scale F8_E4M3 [out, in / 16], which the number
+//                          P.weight_global_scale divides (or P.weight_scale_2 multiplies)
 //   MXFP4                  of all experts of a layer: fused_experts.h
 //   k-bit (Treadle's own)  P.weight u8 (a stream of codes, first code in the lowest bits),
 //                          P.weight.scales f16 [blocks], P.weight.codebook f32 [2^bits],

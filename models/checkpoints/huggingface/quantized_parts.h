@@ -83,5 +83,9 @@ extern const QuantizedReader kBitsAndBytesInt8Reader;
 extern const QuantizedReader kFp8Reader;
 extern const QuantizedReader kKBitReader;
 extern const QuantizedReader kGroupReader;  // GPTQ and AWQ
+extern const QuantizedReader
+    kPackedReader;  // compressed-tensors' integers, in words and as they are
+extern const QuantizedReader kCompressedInt8Reader;
+extern const QuantizedReader kNvfp4Reader;
 
 }  // namespace treadle

@@ -25,10 +25,12 @@ std::string Size(uint64_t bytes) {
   return out.str();
 }
 
-// K and V of one token in one layer.
-uint64_t SlotBytes(const ModelConfig& config, DType dtype = DType::kF16) {
-  const KvLayout page = {config.kv_heads, config.head_dim, /*page_size=*/1, 1, dtype};
-  return static_cast<uint64_t>(page.PageBytes());
+// K and V of `tokens` positions in all layers that see everything, or a window.
+uint64_t KvBytes(const ModelConfig& config, bool local, int64_t tokens, DType dtype = DType::kF16) {
+  if (local && config.attention_every > 0) return 0;  // these keep states
+  const KvLayout page = {config.KvHeads(local), config.HeadDim(local), /*page_size=*/1, 1, dtype};
+  return static_cast<uint64_t>(page.PageBytes() * config.KvLayers(0, config.layers, local) *
+                               tokens);
 }
 
 int64_t StateLayers(const ModelConfig& config) {
@@ -85,10 +87,10 @@ ModelReport Inspect(const Checkpoint& checkpoint) {
     report.eos = spec->eos;
   }
   report.end_ids = checkpoint.end_ids();
+  report.left_aside = checkpoint.left_aside();
   report.chat_template = !checkpoint.chat_template().empty();
   report.kv_bytes_per_token =
-      SlotBytes(report.config) *
-      static_cast<uint64_t>(report.config.layers - StateLayers(report.config));
+      KvBytes(report.config, /*local=*/false, 1) + KvBytes(report.config, /*local=*/true, 1);
   return report;
 }
 
@@ -100,16 +102,15 @@ ServingCost EstimateServingCost(const ModelReport& report, int64_t context, int6
   const int64_t row = 2 * config.hidden + 2 * config.heads * config.head_dim +
                       2 * config.kv_heads * config.head_dim +
                       2 * config.ffn_hidden * std::max<int64_t>(config.experts_per_token, 1) +
-                      config.hidden * config.experts_per_token + config.experts;
+                      config.hidden * config.experts_per_token + config.experts +
+                      config.layers * config.layer_embedding;
   const auto floats = static_cast<uint64_t>(batch_tokens * row + batch * config.vocab);
   // Layers with a window keep it and what one iteration adds.
-  const int64_t local = config.RingLayers(0, config.layers);
-  const int64_t kept =
-      StateLayers(config) > 0 ? 0 : std::min(context, config.window + batch_tokens);
-  const auto slots =
-      static_cast<uint64_t>(((config.layers - local) * context + local * kept) * batch);
-  const uint64_t states = StateBytes(config) * static_cast<uint64_t>(batch);
-  return {report.weight_bytes, SlotBytes(config) * slots + states, floats * sizeof(float)};
+  const int64_t kept = std::min(context, config.window + batch_tokens);
+  const uint64_t kv = KvBytes(config, /*local=*/false, context * batch) +
+                      KvBytes(config, /*local=*/true, kept * batch) +
+                      StateBytes(config) * static_cast<uint64_t>(batch);
+  return {report.weight_bytes, kv, floats * sizeof(float)};
 }
 
 std::string ReportText(const ModelReport& report, const ServingPlan& plan) {
@@ -158,7 +159,11 @@ std::string ReportText(const ModelReport& report, const ServingPlan& plan) {
     line("special tokens", Str("bos ", report.bos, ", eos ", report.eos, ", stops ", ends));
   }
   line("chat template", report.chat_template ? "yes" : "no");
-  const uint64_t int8 = SlotBytes(config, DType::kI8) * static_cast<uint64_t>(config.layers);
+  std::string aside;
+  for (const std::string& part : report.left_aside) aside += Str(aside.empty() ? "" : ", ", part);
+  if (!aside.empty()) line("left aside", Str(aside, ": text alone is served"));
+  const uint64_t int8 = KvBytes(config, /*local=*/false, 1, DType::kI8) +
+                        KvBytes(config, /*local=*/true, 1, DType::kI8);
   line("K/V per token", Str(Size(report.kv_bytes_per_token), " (f16), ", Size(int8), " (int8)"));
   const int64_t context = ContextOf(report, plan);
   const ServingCost cost = EstimateServingCost(report, context, plan.batch, plan.batch_tokens);
@@ -184,7 +189,8 @@ std::string ReportJson(const ModelReport& report, const ServingPlan& plan) {
                {"state_bytes", StateBytes(config)},
                {"weight_bytes", report.weight_bytes},
                {"kv_bytes_per_token", report.kv_bytes_per_token},
-               {"chat_template", report.chat_template}};
+               {"chat_template", report.chat_template},
+               {"left_aside", report.left_aside}};
   VisitFields(config, [&](const std::string& name, const auto& value) { json[name] = value; });
   json["formats"] = Json::array();
   for (const ModelReport::FormatUse& use : report.formats) {

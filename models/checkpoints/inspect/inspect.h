@@ -37,6 +37,7 @@ struct ModelReport {
   int32_t bos = -1;
   int32_t eos = -1;
   std::vector<int32_t> end_ids;
+  std::vector<std::string> left_aside;  // Checkpoint::left_aside
   bool chat_template = false;
   uint64_t kv_bytes_per_token = 0;  // f16, all layers
 };

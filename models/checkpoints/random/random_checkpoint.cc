@@ -57,6 +57,7 @@ constexpr Shape kShapes[] = {
     {"qwen3-0.6b", "qwen3", 28, 1024, 16, 8, 3072, 151936, 40960, true, 1e6, 0, 128},
     {"mistral-7b", "llama", 32, 4096, 32, 8, 14336, 32000, 32768, false, 10000, 0, 0, 2, 4096},
     {"gemma-3-270m", "gemma3", 18, 640, 4, 1, 2048, 262144, 32768, true, 1e6, 0, 256, 2, 512},
+    {"gemma-4-e4b", "gemma4", 42, 2560, 8, 2, 10240, 262144, 131072, true, 1e6, 0, 512, 2, 512},
     {"gpt2-124m", "gpt2", 12, 768, 12, 12, 3072, 50257, 1024, true},
     {"pythia-1.4b", "gptneox", 24, 2048, 16, 16, 8192, 50304, 2048, false},
     {"opt-1.3b", "opt", 24, 2048, 32, 32, 8192, 50272, 2048, true},
@@ -169,6 +170,15 @@ ModelConfig ConfigOf(const Shape& shape) {
     config.state_key_dim = config.state_value_dim = 128;
     config.conv_taps = 4;
     config.tiled_states = shape.state_heads != shape.state_key_heads;
+  }
+  if (architecture.local_heads) {  // Gemma 4 E4B's
+    config.local_head_dim = config.head_dim / 2;
+    config.local_kv_heads = config.kv_heads;
+    config.shared_kv_layers = config.layers > 24 ? 18 : 0;
+    config.layer_embedding = 256;
+    config.rotated_pairs = config.head_dim / 8;
+    config.logits_cap = 30;
+    config.query_scalar = 1;
   }
   CompleteConfig(config);
   if (shape.rope_factor > 0) config.rope_scaling = RopeScaling{.factor = shape.rope_factor};
@@ -316,7 +326,8 @@ absl::Status RandomCheckpoint::MakeTensors() {
       tensor.shape = std::move(shape);
       tensor.bytes = static_cast<uint64_t>(tensor.Elements()) * sizeof(BFloat16);
     };
-    const int64_t n = SizeOf(row.rows, config_), k = SizeOf(row.columns, config_);
+    const ModelConfig own = InLayer(row.part) ? config_.OfLayer(layer) : config_;
+    const int64_t n = SizeOf(row.rows, own), k = SizeOf(row.columns, own);
     const bool bias = row.bias != nullptr && row.bias(config_);
     if (InExperts(row.part)) {
       for (int64_t i = 0; i < config_.experts; ++i) add_one(".weight", {n, k}, std::to_string(i));

@@ -13,12 +13,37 @@
 namespace treadle {
 namespace {
 
+// A list says these of each layer, where layers differ.
+bool ListedByLayer(std::string_view member) {
+  return member == "kv_heads" || member == "ffn_hidden";
+}
+
+void DescribeLayers(const ModelConfig& config, const std::string& prefix,
+                    GgufMetadataWriter& metadata) {
+  std::vector<int32_t> kv_heads, inner;
+  const auto local = std::make_unique<bool[]>(static_cast<size_t>(config.layers));
+  for (int64_t i = 0; i < config.layers; ++i) {
+    const ModelConfig own = config.OfLayer(i);
+    kv_heads.push_back(static_cast<int32_t>(own.kv_heads));
+    inner.push_back(static_cast<int32_t>(own.ffn_hidden));
+    local[static_cast<size_t>(i)] = config.Local(i);
+  }
+  metadata.Add(prefix + "attention.head_count_kv", kv_heads);
+  metadata.Add(prefix + "feed_forward_length", inner);
+  metadata.Add(prefix + "attention.sliding_window_pattern",
+               std::span<const bool>(local.get(), static_cast<size_t>(config.layers)));
+  const auto head_dim = static_cast<uint32_t>(config.HeadDim(/*local=*/true));
+  metadata.Add(prefix + "attention.value_length_swa", head_dim);
+  metadata.Add(prefix + "rope.dimension_count_swa", head_dim);
+}
+
 // The rows of `of` that have keys, behind `prefix`.
 template <typename Struct>
 void DescribeFields(const Struct& of, const Architecture& architecture, const std::string& prefix,
                     GgufMetadataWriter& metadata) {
   for (const ConfigField<Struct>& field : FieldsOf<Struct>()) {
     if (field.gguf == nullptr || !field.IsOf(architecture)) continue;
+    if (architecture.local_heads && ListedByLayer(field.name)) continue;
     VisitMember(field, of, [&]<typename Value>(const Value& value) {
       if constexpr (std::is_same_v<Value, bool>) metadata.Add(prefix + field.gguf, value);
       if constexpr (std::is_same_v<Value, int64_t>) {
@@ -174,7 +199,9 @@ absl::Status DescribeModel(const Checkpoint& checkpoint, GgufMetadataWriter& met
   if (architecture.rotary) DescribeRope(config, architecture, prefix, metadata);
   if (config.window > 0 && config.global_layers == 0) {
     metadata.Add(prefix + "attention.sliding_window", static_cast<uint32_t>(config.window));
-    if (config.global_every > 0) {
+    if (architecture.local_heads) {
+      DescribeLayers(config, prefix, metadata);
+    } else if (config.global_every > 0) {
       metadata.Add(prefix + "attention.sliding_window_pattern",
                    static_cast<uint32_t>(config.global_every));
     }
@@ -243,6 +270,11 @@ std::vector<FrequencyFactors> FrequencyFactorsOf(const ModelConfig& config) {
     return {
         {"rope_factors_long.weight", {rope->long_factors.begin(), rope->long_factors.end()}},
         {"rope_factors_short.weight", {rope->short_factors.begin(), rope->short_factors.end()}}};
+  }
+  if (config.rotated_pairs > 0) {
+    std::vector<float> factors(static_cast<size_t>(config.rope_dim / 2), kUnrotated);
+    std::fill_n(factors.begin(), config.rotated_pairs, 1.0f);
+    return {{"rope_freqs.weight", std::move(factors)}};
   }
   if (!config.rope_scaling) return {};
   ModelConfig plain = config;

@@ -22,8 +22,9 @@ class GgufMetadataWriter {
  public:
   // `pair`: a whole pair as another file has it (GgufFile::RawPair).
   void AddRaw(std::span<const std::byte> pair);
-  using Value = std::variant<std::string_view, uint32_t, float, bool, std::span<const std::string>,
-                             std::span<const int32_t>, std::span<const float>>;
+  using Value =
+      std::variant<std::string_view, uint32_t, float, bool, std::span<const std::string>,
+                   std::span<const int32_t>, std::span<const float>, std::span<const bool>>;
   void Add(std::string_view key, const Value& value);
 
   uint64_t count() const { return count_; }

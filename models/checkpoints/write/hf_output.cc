@@ -76,6 +76,9 @@ absl::StatusOr<Json> MakeConfig(const Checkpoint& source) {
     }
     json["attention_bias"] = config.qkv_bias;
   }
+  for (int64_t i = 0; architecture.local_heads && i < config.layers; ++i) {
+    json["layer_types"].push_back(config.Local(i) ? "sliding_attention" : "full_attention");
+  }
   if (window) {
     json["sliding_window"] = config.window;
     for (int64_t i = 0; architecture.local_layers == Presence::kAsStored && i < config.layers;
@@ -89,6 +92,17 @@ absl::StatusOr<Json> MakeConfig(const Checkpoint& source) {
   }
   if (config.rope_linear_factor != 1) {
     json["rope_scaling"] = {{"rope_type", "linear"}, {"factor", config.rope_linear_factor}};
+  }
+  if (config.rotated_pairs > 0) {
+    // Half a pair more, so that the product is not rounded down to one pair less.
+    const double share = (2 * static_cast<double>(config.rotated_pairs) + 0.5) /
+                         static_cast<double>(config.head_dim);
+    json["rope_parameters"] = {
+        {"full_attention",
+         {{"rope_type", "proportional"},
+          {"partial_rotary_factor", std::min(share, 1.0)},
+          {"rope_theta", config.rope_base}}},
+        {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", config.local_rope_base}}}};
   }
   if (config.yarn) json["rope_scaling"] = RopeScalingOf("yarn", *config.yarn);
   if (const auto& rope = config.long_rope) {
@@ -106,7 +120,8 @@ absl::StatusOr<Json> MakeConfig(const Checkpoint& source) {
 // config.json of the model, without quantization_config. Errors: something that config.json cannot
 // say.
 absl::StatusOr<Json> HfConfigOf(const Checkpoint& source) {
-  if (source.kind() == Checkpoint::Kind::kGguf) return MakeConfig(source);
+  const bool of_text = source.left_aside().empty();
+  if (source.kind() == Checkpoint::Kind::kGguf || !of_text) return MakeConfig(source);
   return ReadJsonFile((fs::path(source.path()) / "config.json").string());
 }
 
@@ -177,6 +192,7 @@ absl::StatusOr<TensorTarget> HuggingFaceOutput::GgufTarget(const StoredTensor& t
   const Architecture& architecture = ArchitectureOf(config);
   const TensorName name = ParseTensorName(architecture, source_.kind(), tensor.name, &config);
   if (config.long_rope && tensor.name.starts_with("rope_factors_")) return target;  // config.json's
+  if (config.rotated_pairs > 0 && tensor.name == "rope_freqs.weight") return target;  // likewise
   if (name.row == nullptr) {
     return Unimplemented(path_, ": tensor '", tensor.name,
                          "' has no place in a Hugging Face folder; expected an OUT that ends in "
@@ -204,6 +220,11 @@ absl::StatusOr<TensorTarget> HuggingFaceOutput::Target(const StoredTensor& tenso
     TREADLE_ASSIGN_OR_RETURN(target, GgufTarget(tensor));
   } else {
     target.transposed = TransposedInFolder(source_.config(), tensor);
+  }
+  // A number that is no module's: its name in a folder has no suffix.
+  constexpr std::string_view kWeight = ".weight";
+  if (target.name.ends_with(".layer_scalar.weight")) {
+    target.name.resize(target.name.size() - kWeight.size());
   }
   if (tensor.shape.size() != 2) return target;
   // Read, but not written.

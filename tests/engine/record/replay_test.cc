@@ -226,7 +226,7 @@ TEST(Replay, AnyBeginningOfAFileIsCleanAndAnyChangedByteIsFound) {
 
 TEST(Replay, EachGenerationReplaysByItself) {
   for (const char* const architecture :
-       {"llama", "gemma3", "qwen35"}) {  // rings of pages, and states in them
+       {"llama", "gemma3", "gemma4", "qwen35"}) {  // rings of pages, of others, of states
     SCOPED_TRACE(architecture);
     RecordedRun run = NewRun("rotation", architecture);
     run.requests = 40;

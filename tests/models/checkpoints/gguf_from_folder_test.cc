@@ -5,9 +5,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
 
 #include "base/sha256.h"
 #include "models/checkpoints/gguf/gguf_file.h"
+#include "models/checkpoints/inspect/inspect.h"
 #include "models/checkpoints/write/gguf_file_writer.h"
 #include "models/text/tokenizer.h"
 #include "models/text/tokenizer_json.h"
@@ -17,6 +21,7 @@
 namespace treadle {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
@@ -85,8 +90,13 @@ TEST_F(GgufFromFolder, OfEveryKind) {
                            "ernie45",
                            "hunyuan",
                            "ministral3",
-                           "phi4-mini"}) {
+                           "phi4-mini",
+                           "gemma4",
+                           "gemma4-large"}) {
     ExpectSameBits(Str(TREADLE_TESTDATA "/models/", name), ".gguf", "f32");
+  }
+  for (const char* name : {"gemma4", "gemma4-large"}) {  // and back
+    ExpectSameBits(Str(TREADLE_TESTDATA "/models/", name, "/model.gguf"), "", "keep");
   }
   // Frequencies are divided by factors that are rounded once; over 12 positions that stays
   // rounding.
@@ -100,6 +110,55 @@ TEST_F(GgufFromFolder, OfEveryKind) {
   float largest = 0;
   for (const float logit : wanted) largest = std::max(largest, std::abs(logit));
   for (size_t i = 0; i < found.size(); ++i) ASSERT_NEAR(found[i], wanted[i], 1e-5 * largest) << i;
+}
+
+// A folder of a model that sees images has the model of text in it: `name`'s tensors under other
+// names, its config.json as a part, and a tensor of the vision tower.
+void WriteWithTower(const std::string& name, const std::string& folder) {
+  using Json = nlohmann::json;
+  const auto read = [&](const char* file) {
+    std::ifstream in(Str(TREADLE_TESTDATA "/models/", name, "/", file), std::ios::binary);
+    return std::string(std::istreambuf_iterator<char>(in), {});
+  };
+  const std::string bytes = read("model.safetensors");
+  uint64_t length = 0;
+  std::memcpy(&length, bytes.data(), sizeof(length));
+  const std::string data = bytes.substr(sizeof(length) + length);
+  const Json stored = Json::parse(bytes.substr(sizeof(length), length));
+  Json header;
+  for (const auto& [key, entry] : stored.items()) {
+    header[key.starts_with("model.") ? "model.language_model." + key.substr(6) : key] = entry;
+  }
+  header["model.vision_tower.patch_embedder.weight"] = {
+      {"dtype", "F32"}, {"shape", {1, 1}}, {"data_offsets", {data.size(), data.size() + 4}}};
+  std::string text = header.dump();
+  text.resize((text.size() + 7) / 8 * 8, ' ');
+  length = text.size();
+  std::filesystem::create_directories(folder);
+  std::ofstream(folder + "/model.safetensors", std::ios::binary)
+      << std::string(reinterpret_cast<const char*>(&length), sizeof(length)) << text << data
+      << std::string(4, '\0');
+  Json config = Json::parse(read("config.json"));
+  config.erase("architectures");
+  config["use_bidirectional_attention"] = "vision";
+  std::ofstream(folder + "/config.json")
+      << Json({{"architectures", {"Gemma4ForConditionalGeneration"}},
+               {"model_type", "gemma4"},
+               {"text_config", config},
+               {"vision_config", Json::object()}});
+}
+
+TEST_F(GgufFromFolder, AVisionTowerIsNamedAndLeftAside) {
+  const std::string in = Path("with-tower");
+  WriteWithTower("gemma4-large", in);
+  const auto checkpoint = Checkpoint::Open(in);
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  EXPECT_THAT((*checkpoint)->left_aside(), ElementsAre("vision_tower"));
+  EXPECT_THAT(ReportText(Inspect(**checkpoint), {}),
+              HasSubstr("vision_tower: text alone is served"));
+  EXPECT_EQ(Logits(in, "keep"), Logits(TREADLE_TESTDATA "/models/gemma4-large", "keep"));
+  ExpectSameBits(in, ".gguf", "keep");
+  ExpectSameBits(in, "", "keep");
 }
 
 TEST_F(GgufFromFolder, RefusesAScaleOfScoresThatGgufDoesNotMean) {

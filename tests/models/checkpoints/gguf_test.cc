@@ -6,8 +6,10 @@
 #include <fstream>
 #include <iterator>
 #include <limits>
+#include <nlohmann/json.hpp>
 
 #include "models/checkpoints/gguf/gguf_file.h"
+#include "models/text/tokenizer_json.h"
 #include "tests/models/checkpoints/scratch_checkpoint.h"
 #include "tests/support/gguf_writer.h"
 #include "tests/support/tiny_model.h"
@@ -295,6 +297,44 @@ TEST_F(GgufTest, FilesAsTheyAreFound) {
   EXPECT_EQ((*spec)->tokens[2].kind, TokenKind::kControl);
 }
 
+// Gemma 4's tokenizer: SentencePiece's symbols, with the merges of its tokenizer.json and without a
+// space before the text. The ids are those of the tokenizers library, which puts one there.
+TEST_F(GgufTest, ListedMergesOfSentencePieceAreRead) {
+  const std::string folder = TREADLE_TESTDATA "/tokenizers/llama";
+  const auto json = ReadTokenizerJson(folder);
+  ASSERT_TRUE(json.ok()) << json.status();
+  GgufWriter writer;
+  std::vector<std::string> texts, merges;
+  std::vector<int32_t> kinds;
+  for (const TokenizerSpec::Token& token : json->tokens) {
+    texts.push_back(token.text);
+    kinds.push_back(static_cast<int32_t>(token.kind) + 1);
+  }
+  for (const auto& [left, right] : json->merges) merges.push_back(left + " " + right);
+  writer.AddString("tokenizer.ggml.model", "gemma4");
+  writer.AddStrings("tokenizer.ggml.tokens", texts);
+  writer.AddI32s("tokenizer.ggml.token_type", kinds);
+  writer.AddStrings("tokenizer.ggml.merges", merges);
+  Write("gemma4.gguf", writer.Bytes());
+  const auto file = GgufFile::Read(Path("gemma4.gguf"));
+  ASSERT_TRUE(file.ok()) << file.status();
+  const auto spec = ReadGgufTokenizer(**file);
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  const auto tokenizer = Tokenizer::Create(**spec);
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  std::ifstream in(folder + "/oracle.json");
+  int64_t compared = 0;
+  const nlohmann::json oracle = nlohmann::json::parse(in);
+  for (const auto& row : oracle["cases"]) {
+    const auto text = row["text"].get<std::string>();
+    if (text.empty() || text.find('<') != text.npos) continue;  // added tokens begin anew
+    EXPECT_EQ(*(*tokenizer)->Encode(" " + text, {}), row["ids"].get<std::vector<int32_t>>())
+        << text;
+    ++compared;
+  }
+  EXPECT_GT(compared, 10);
+}
+
 // As llama.cpp's converter writes them: a list of which layers are local, and a switch of rotation.
 TEST_F(GgufTest, LayersThatNobodyServesAreRefused) {
   struct Row {
@@ -308,6 +348,12 @@ TEST_F(GgufTest, LayersThatNobodyServesAreRefused) {
   const Row rows[] = {
       {"olmo3", pattern, 16, Raw<uint8_t>(0), "lists 3 layers, expected 3 with global ones at"},
       {"olmo3", "olmo2.block_count", 4, Raw<uint32_t>(2), "lists 3 layers, expected 2 with global"},
+      {"gemma4", "gemma4.feed_forward_length", 16, Raw<uint32_t>(54),
+       "says 53 of layer 1, expected 54"},
+      {"gemma4-large", "gemma4.attention.head_count_kv", 16, Raw<uint32_t>(6),
+       "of layer 1, expected 6"},
+      {"gemma4", "gemma4.rope.dimension_count_swa", 4, Raw<uint32_t>(8),
+       "dimension_count_swa is 8"},
       {"granite4", "granite.rope.scaling.finetuned", 4, Raw<uint8_t>(0), "finetuned is not true"}};
   for (const Row& row : rows) {
     SCOPED_TRACE(row.key);

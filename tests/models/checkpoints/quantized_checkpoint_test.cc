@@ -12,9 +12,11 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 #include <functional>
 #include <limits>
 
+#include "base/mapped_file.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "models/checkpoints/huggingface/hf_quantization.h"
 #include "tests/models/checkpoints/safetensors_file.h"
@@ -94,13 +96,61 @@ INSTANTIATE_TEST_SUITE_P(
                                          "fp8-channel", "fp8-tensor", "fp8-block", "gptq-v1",
                                          "gptq-v2-8bit", "awq", "gptq-act-v1", "gptq-act-v2-8bit",
                                          "gptqmodel-mixed", "gptqmodel-v2-8bit", "gptqmodel-awq",
-                                         "autoawq"),
+                                         "autoawq", "compressed-w4a16",
+                                         "compressed-w4a16-asymmetric", "compressed-w4a16-order",
+                                         "compressed-w8a16", "compressed-w8a8", "compressed-nvfp4",
+                                         "modelopt-nvfp4"),
                        ::testing::Bool()),
     [](const auto& info) {
       std::string name = std::get<0>(info.param);
       std::ranges::replace(name, '-', '_');
       return name + (std::get<1>(info.param) ? "_cpu" : "_reference");
     });
+
+// As the compressed-tensors package decodes them (tests/oracles/make_compressed_checkpoints.py).
+TEST(CompressedTensors, AreDecodedBitForBit) {
+  for (const char* name :
+       {"compressed-w4a16", "compressed-w4a16-asymmetric", "compressed-w4a16-order",
+        "compressed-w8a16", "compressed-w8a8", "compressed-nvfp4", "modelopt-nvfp4"}) {
+    SCOPED_TRACE(name);
+    const auto checkpoint = Checkpoint::Open(Folder(name));
+    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+    const auto file = MappedFile::Open(Folder(name) + "/decoded.safetensors");
+    ASSERT_TRUE(file.ok()) << file.status();
+    const auto matrices = ReadSafetensors(**file);
+    ASSERT_TRUE(matrices.ok()) << matrices.status();
+    EXPECT_EQ(matrices->size(), 7u);
+    for (const SafetensorsEntry& wanted : *matrices) {
+      const StoredTensor* const tensor = (*checkpoint)->Find(wanted.name);
+      ASSERT_NE(tensor, nullptr) << wanted.name;
+      ASSERT_EQ(tensor->shape, wanted.shape);
+      MatrixConstants constants;
+      const auto source = SourceOf(*tensor, wanted.shape[0], wanted.shape[1], constants);
+      ASSERT_TRUE(source.ok()) << source.status();
+      EXPECT_EQ(CheckMatrixSource(*source), absl::OkStatus());
+      std::vector<float> found(static_cast<size_t>(wanted.Elements()));
+      for (int64_t row = 0; row < wanted.shape[0]; ++row) {
+        DecodeSourceRow(*source, row, found.data() + row * wanted.shape[1]);
+      }
+      for (float& value : found) value += 0.0f;  // zeros are +0 there or here
+      std::vector<float> expected(found.size());
+      std::memcpy(expected.data(), wanted.data.data(), wanted.data.size());
+      for (float& value : expected) value += 0.0f;
+      EXPECT_EQ(std::memcmp(found.data(), expected.data(), wanted.data.size()), 0) << wanted.name;
+    }
+  }
+}
+
+// Scales of activations are no tensors of the model: a file that is made of the folder is whole.
+TEST(CompressedTensors, ScalesOfActivationsAreNoTensors) {
+  for (const char* name : {"compressed-nvfp4", "modelopt-nvfp4"}) {
+    const auto checkpoint = Checkpoint::Open(Folder(name));
+    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+    for (const StoredTensor& tensor : (*checkpoint)->tensors()) {
+      EXPECT_TRUE(tensor.name.ends_with(".weight")) << tensor.name;
+    }
+  }
+}
 
 TEST(Int8Checkpoint, RunsTheAlgorithmWithItsOwnThreshold) {
   const Json oracle = OracleOf("int8");
@@ -287,6 +337,52 @@ TEST_F(SpoiledCheckpoint, Gptq) {
   ExpectRefused(Load(folder_.path()), folder_.path(), "config.json's quantization_config");
 }
 
+TEST_F(SpoiledCheckpoint, CompressedIntegers) {
+  Copy("compressed-w4a16-order");  // up_proj is [48, 32] in groups of 16
+  const std::string named = "tensor '" + kWeight;
+  const auto words = [](int64_t count) { return std::string(static_cast<size_t>(4 * count), 1); };
+  ExpectRefusedRows({
+      {"no shape", Erase(kWeight + "_shape"), named + "_shape' is missing"},
+      {"shape", Set(kWeight + "_shape", "I32", {2}, std::string(8, 0)),
+       "_shape' says 0, expected 1"},
+      {"no scale", Erase(kWeight + "_scale"), named + "_scale' is missing"},
+      {"words", Set(kWeight + "_packed", "I32", {48, 3}, words(144)),
+       "has shape [48, 3], expected [48, 4] or [48, 8] words"},
+      {"groups", Set(kWeight + "_scale", "BF16", {48, 3}, std::string(288, 1)),
+       "has 3 groups for 32 columns, expected a number that divides"},
+      {"scales", Set(kWeight + "_scale", "BF16", {40, 2}, std::string(160, 1)),
+       "expected [48, gro"},
+      {"scale NaN", Set(kWeight + "_scale", "F16", {48, 2}, std::string(192, '\x7e')), "has nan"},
+      {"zeros", Set(kWeight + "_zero_point", "I32", {6, 1}, words(6)), "qzeros has 6 elements"},
+      {"order", Set(kWeight + "_g_idx", "I32", {32}, words(32)), "g_idx names group 16843009 at 0"},
+  });
+}
+
+TEST_F(SpoiledCheckpoint, CompressedInt8) {
+  Copy("compressed-w8a8");
+  ExpectRefusedRows({
+      {"no scale", Erase(kWeight + "_scale"), "'" + kWeight + "_scale' is missing"},
+      {"groups", Set(kWeight + "_scale", "BF16", {48, 5}, std::string(480, 1)), "has 5 groups"},
+      {"zeros", Set(kWeight + "_zero_point", "I8", {2}, "ab"), "_zero_point' is I8 [2]"},
+  });
+}
+
+TEST_F(SpoiledCheckpoint, Nvfp4) {
+  for (const auto& [folder, whole] :
+       {std::pair("compressed-nvfp4", "_global_scale"), std::pair("modelopt-nvfp4", "_scale_2")}) {
+    Copy(folder);
+    ExpectRefusedRows({
+        {"no scale of all", Erase(kWeight + whole), Str("weight", whole, "' is missing")},
+        {"zero", Set(kWeight + whole, "F32", Json::array(), std::string(4, 0)),
+         "is 0, expected more"},
+        {"scales", Set(kWeight + "_scale", "F8_E4M3", {48, 1}, std::string(48, 1)),
+         "has shape [48, 1] beside codes of [48, 32], expected [48, 2]"},
+        {"NaN", Set(kWeight + "_scale", "F8_E4M3", {48, 2}, std::string(96, '\x7f')),
+         "is NaN at element 0"},
+    });
+  }
+}
+
 TEST_F(SpoiledCheckpoint, GptqActOrder) {
   Copy("gptq-act-v1");  // up_proj is [96, 64] in groups of 32
   const auto group = [&](size_t column, int32_t value) {
@@ -376,8 +472,18 @@ TEST_F(SpoiledCheckpoint, Configuration) {
       {{{"quant_method", "gptq"}, {"dynamic", {{"b", {{"format", "gptq_v2"}}}}}},
        "dynamic's 'b' has a format of its own, \"gptq_v2\", expected \"gptq\""},
       {{{"bits", 4}}, "quant_method is missing"},
-      {{{"quant_method", "compressed-tensors"}, {"format", "pack-quantized"}},
-       "format is 'pack-quantized', expected one of float-quantized"},
+      {{{"quant_method", "compressed-tensors"}, {"format", "marlin-24"}},
+       "format is 'marlin-24', expected one of float-quantized"},
+      {{{"quant_method", "compressed-tensors"},
+        {"format", "pack-quantized"},
+        {"transform_config", {{"config_groups", 1}}}},
+       "transform_config is set, whose rotation"},
+      {{{"quant_method", "compressed-tensors"},
+        {"format", "int-quantized"},
+        {"sparsity_config", {{"format", "sparse-24-bitmask"}}}},
+       "sparsity_config.format is \"sparse-24-bitmask\", expected dense"},
+      {{{"quant_method", "modelopt"}, {"quant_algo", "W4A8_AWQ"}},
+       "quant_algo is 'W4A8_AWQ', expected one of NVFP4, FP8"},
       {{{"quant_method", "bitsandbytes"}, {"llm_int8_threshold", -1}}, "llm_int8_threshold is not"},
       {{{"quant_method", "bitsandbytes"}, {"llm_int8_threshold", "6"}},
        "llm_int8_threshold is not"},

@@ -1,0 +1,69 @@
+// What a decoder does outside of layers before them: embeddings, also those of each layer (Gemma
+// 3n, Gemma Team 2025: per-layer embeddings), and norms that no file holds.
+#include <cmath>
+
+#include "base/status.h"
+#include "models/decoder.h"
+
+namespace treadle {
+
+// An epsilon beside which the mean square of a row is rounded away makes a norm divide all rows
+// alike, by the epsilon's root.
+absl::StatusOr<Norm> Decoder::Factor(double factor) {
+  Norm norm = {.epsilon = 0x1p100f, .cols = config_.hidden, .gain = {}, .bias = {}};
+  const std::vector<float> gains(static_cast<size_t>(norm.cols),
+                                 static_cast<float>(factor * 0x1p50));
+  const size_t bytes = gains.size() * sizeof(float);
+  TREADLE_ASSIGN_OR_RETURN(norm.gain, backend_.Allocate(bytes));
+  backend_.CopyToDevice(norm.gain.data(), gains.data(), bytes);
+  return norm;
+}
+
+// Of a layer that has values of its own.
+absl::Status Decoder::LoadValueNorm(const ModelConfig& layer, LayerWeights& weights) {
+  if (!weights.k.loaded()) return absl::OkStatus();
+  Norm& norm = weights.v_norm;
+  norm.epsilon = layer.norm_epsilon;
+  norm.cols = layer.head_dim;
+  const std::vector<float> ones(static_cast<size_t>(norm.cols), 1.0f);
+  const size_t bytes = ones.size() * sizeof(float);
+  TREADLE_ASSIGN_OR_RETURN(norm.gain, backend_.Allocate(bytes));
+  backend_.CopyToDevice(norm.gain.data(), ones.data(), bytes);
+  return absl::OkStatus();
+}
+
+absl::Status Decoder::Embed(const Batch& batch, Communicator* ranks, Tensor out) {
+  TREADLE_RETURN_IF_ERROR(
+      sums_.Embed(backend_, outside_.embedding, vocab_, batch.token_ids, ranks, out));
+  if (outside_.positions.loaded()) {
+    backend_.Embed(outside_.positions.weight(), batch.positions,
+                   static_cast<int32_t>(-architecture_->position_offset), /*accumulate=*/true, out);
+  }
+  for (const Norm* norm : {&outside_.embedding_norm, &outside_.embedding_scale}) {
+    if (norm->loaded()) norm->Apply(backend_, out, out);
+  }
+  return absl::OkStatus();
+}
+
+// A layer's input is (norm(P h / sqrt(hidden)) + E sqrt(d)) / sqrt(2), h the embedding, P h and E
+// the layer's d features of the projection and of the table. It is kept divided by sqrt(d / 2), and
+// P h multiplied by sqrt(hidden): the norms that follow have gains and epsilons that make up for it
+// (LoadTensor).
+absl::Status Decoder::MakeLayerInputs(const Batch& batch, Communicator* ranks, Tensor hidden) {
+  Tensor embedded = hidden;
+  if (!first_stage()) {
+    embedded = normed_.Rows(0, hidden.rows);
+    TREADLE_RETURN_IF_ERROR(Embed(batch, ranks, embedded));
+  }
+  const Tensor inputs = layer_inputs_.Rows(0, hidden.rows);
+  const Projection product[] = {outside_.layer_input_projection.To(inputs)};
+  backend_.MatMul(embedded, product);
+  const Tensor each =
+      DenseTensor(inputs.data, DType::kF32, inputs.rows * config_.layers, config_.layer_embedding);
+  outside_.layer_input_norm.Apply(backend_, each, each);
+  backend_.Embed(outside_.layer_embedding.weight(), batch.token_ids, 0, /*accumulate=*/true,
+                 inputs);
+  return absl::OkStatus();
+}
+
+}  // namespace treadle
