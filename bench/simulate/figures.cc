@@ -9,7 +9,7 @@
 #include "base/status.h"
 #include "bench/load/load_report.h"
 #include "bench/simulate/roofline.h"
-#include "bench/simulate/simulation.h"
+#include "bench/simulate/search.h"
 #include "models/checkpoints/checkpoint.h"
 #include "models/checkpoints/random/random_checkpoint.h"
 
@@ -18,7 +18,6 @@ namespace {
 
 constexpr int64_t kContext = 2048;          // section 6: of all models
 constexpr int64_t kWholePrompts = 1 << 20;  // tokens in an iteration: no prompt is cut
-constexpr int64_t kMostSequences = 128;
 
 struct Setup {
   std::string_view name, shape;
@@ -28,8 +27,8 @@ struct Setup {
 };
 
 const std::vector<Setup>& Setups() {
-  static const std::vector<double> kFew = {0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1,
-                                           1.5,  2,    3,   4,    5,   6,   7,   8,   10,  14};
+  static const std::vector<double> kFew = {0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1, 1.5,
+                                           2,    3,    4,   5,    6,   7,   8,   9,   10,  14};
   static const std::vector<Setup> setups = {
       {"9a", "orca-13b", 1, 1},
       {"9b", "orca-101b", 1, 8},
@@ -66,68 +65,39 @@ std::vector<Curve> CurvesOf(const Setup& setup) {
   return curves;
 }
 
-class System {
- public:
-  static absl::StatusOr<System> Of(const Checkpoint& checkpoint, const Setup& setup, bool orca) {
-    RooflineOptions options;
-    TREADLE_ASSIGN_OR_RETURN(options.hardware, FindHardware("a100-40g"));
-    options.efficiency = orca ? kOrcaEfficiency : kFasterTransformerEfficiency;
-    // Control messages of FasterTransformer wait for GPUs where there are several stages.
-    if (setup.stages == 1) options.efficiency.iteration = 0;
-    options.stages = setup.stages;
-    options.tensor_parallel = setup.ranks;
-    options.max_context = kContext;
-    TREADLE_ASSIGN_OR_RETURN(Roofline roofline, Roofline::Of(checkpoint, options));
-    return System(std::move(roofline), setup, orca);
-  }
+absl::StatusOr<Roofline> MachineOf(const Checkpoint& checkpoint, const Setup& setup, bool orca) {
+  RooflineOptions options;
+  TREADLE_ASSIGN_OR_RETURN(options.hardware, FindHardware("a100-40g"));
+  options.efficiency = orca ? kOrcaEfficiency : kFasterTransformerEfficiency;
+  // Control messages of FasterTransformer wait for GPUs where there are several stages.
+  if (setup.stages == 1) options.efficiency.iteration = 0;
+  options.stages = setup.stages;
+  options.tensor_parallel = setup.ranks;
+  options.max_context = kContext;
+  options.max_batch_tokens = kWholePrompts;
+  return Roofline::Of(checkpoint, options);
+}
 
-  absl::StatusOr<SimulationResult> Run(const std::vector<TraceEntry>& trace,
-                                       const std::string& policy, int64_t max_batch_size,
-                                       int64_t microbatch_size) const {
-    SimulationOptions options;
-    options.policy = policy;
-    options.limits = {.max_batch_size = max_batch_size,
-                      .max_batch_tokens = kWholePrompts,
-                      .stages = static_cast<int>(stages_),
-                      .depth = static_cast<int>(stages_),
-                      .max_context = kContext,
-                      .microbatch_size = microbatch_size};
-    options.paging = roofline_.kv().paging;
-    options.pages = roofline_.kv().pages;
-    options.hop = roofline_.hop();
-    options.seconds = [this](const IterationPlan& plan, int64_t padding, int stage) {
-      return roofline_.Seconds(plan, padding, stage);
-    };
-    return Simulate(trace, options);
-  }
-  // Whether a batch has room: FasterTransformer allocates the longest sequence for each (6.1).
-  bool HasRoom(int64_t sequences, int64_t tokens) const {
-    const PageCounts each = roofline_.kv().paging.PagesFor(orca_ ? tokens : kContext);
-    return each[PageKind::kWhole] * sequences <= roofline_.kv().pages[PageKind::kWhole];
-  }
-
- private:
-  System(Roofline roofline, const Setup& setup, bool orca)
-      : roofline_(std::move(roofline)), stages_(setup.stages), orca_(orca) {}
-
-  Roofline roofline_;
-  int64_t stages_;
-  bool orca_;
-};
+// Whether so many sequences of so many tokens fit.
+bool HasRoom(const Roofline& machine, int64_t sequences, int64_t tokens) {
+  const KvMemoryPlan& kv = machine.kv();
+  return sequences * kv.paging.PagesFor(tokens)[PageKind::kWhole] <= kv.pages[PageKind::kWhole];
+}
 
 // Section 6.1: all requests of a batch have as many input tokens, and generate 32.
-absl::Status RunBatches(const System& system, bool orca, Figure& figure) {
+absl::Status RunBatches(const Roofline& machine, bool orca, Figure& figure) {
   constexpr int32_t kNewTokens = 32;
   for (const int32_t prompt : {32, 128}) {
     for (const int64_t size : {1, 2, 4, 8, 16, 32}) {
       FigurePoint& point = figure.points.emplace_back();
       point.label = Str(orca ? "orca(" : "ft(", prompt, ")");
       point.x = static_cast<double>(size);
-      if (!system.HasRoom(size, prompt + kNewTokens)) continue;
+      // FasterTransformer allocates the longest sequence for each (section 6.1).
+      if (!HasRoom(machine, size, orca ? prompt + kNewTokens : kContext)) continue;
       const std::vector<TraceEntry> batch(static_cast<size_t>(size), {0, prompt, kNewTokens});
-      TREADLE_ASSIGN_OR_RETURN(
-          const SimulationResult result,
-          system.Run(batch, orca ? "request-level" : "faster-transformer", size, size));
+      const Serving serving{orca ? "request-level" : "faster-transformer", size, size,
+                            static_cast<int>(machine.options().stages)};
+      TREADLE_ASSIGN_OR_RETURN(const SimulationResult result, SimulateOn(machine, serving, batch));
       point.latency_ms = result.load.duration * 1e3;
       point.throughput = point.x / result.load.duration;
     }
@@ -135,12 +105,12 @@ absl::Status RunBatches(const System& system, bool orca, Figure& figure) {
   return absl::OkStatus();
 }
 
-absl::Status RunTraces(const System& system, const Setup& setup, bool orca, int64_t num_requests,
+absl::Status RunTraces(const Roofline& machine, const Setup& setup, bool orca, int64_t num_requests,
                        uint64_t seed, Figure& figure) {
   const bool homogeneous = setup.input.low == setup.input.high;
   for (const Curve& curve : CurvesOf(setup)) {
     if (curve.orca != orca) continue;
-    if (!orca && !system.HasRoom(curve.max_batch_size, kContext)) continue;
+    if (!orca && !HasRoom(machine, curve.max_batch_size, kContext)) continue;
     double most = 0;
     for (const double rate : setup.rates) {
       const std::vector<TraceEntry> trace = MakeTrace({.num_requests = num_requests,
@@ -148,9 +118,9 @@ absl::Status RunTraces(const System& system, const Setup& setup, bool orca, int6
                                                        .input = setup.input,
                                                        .output = setup.output,
                                                        .seed = seed});
-      TREADLE_ASSIGN_OR_RETURN(const SimulationResult result,
-                               system.Run(trace, orca ? "fcfs" : "faster-transformer",
-                                          curve.max_batch_size, curve.microbatch_size));
+      const Serving serving{orca ? "fcfs" : "faster-transformer", curve.max_batch_size,
+                            curve.microbatch_size, static_cast<int>(setup.stages)};
+      TREADLE_ASSIGN_OR_RETURN(const SimulationResult result, SimulateOn(machine, serving, trace));
       const LoadReport report = Analyze(result.load, {});
       std::vector<double> latencies =
           report.samples_ms.at(homogeneous ? "e2el" : "normalized_latency");
@@ -186,10 +156,10 @@ absl::StatusOr<Figure> SimulateFigure(std::string_view name, int64_t num_request
   figure.title = Str("Figure ", name, ": ", setup->shape, ", ", setup->stages, " x ", setup->ranks,
                      " A100 40 GB");
   for (const bool orca : {true, false}) {
-    TREADLE_ASSIGN_OR_RETURN(const System system, System::Of(*checkpoint, *setup, orca));
+    TREADLE_ASSIGN_OR_RETURN(const Roofline machine, MachineOf(*checkpoint, *setup, orca));
     TREADLE_RETURN_IF_ERROR(setup->rates.empty()
-                                ? RunBatches(system, orca, figure)
-                                : RunTraces(system, *setup, orca, num_requests, seed, figure));
+                                ? RunBatches(machine, orca, figure)
+                                : RunTraces(machine, *setup, orca, num_requests, seed, figure));
   }
   return figure;
 }

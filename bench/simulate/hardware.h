@@ -35,6 +35,7 @@ struct Efficiency {
   double layer = 0;       // seconds of each layer for launches and synchronization
   double all_reduce = 0;  // seconds of latency of each, two a layer
   double hop = 0;         // seconds of latency from a stage to the next
+  double sample = 0;      // seconds of each row that something is sampled after
   double iteration = 0;   // seconds of each plan on each stage for control messages
   std::string_view source;
 };

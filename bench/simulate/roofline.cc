@@ -105,13 +105,12 @@ absl::StatusOr<Roofline> Roofline::Of(const Checkpoint& checkpoint,
     kv_bytes = here;
     roofline.fullest_weights_ = weights;
   }
-  KvMemoryRequest request{
-      .kv_bytes = std::max<int64_t>(1, static_cast<int64_t>(kv_bytes)),
-      .max_batch_size = INT32_MAX,
-      .max_batch_tokens = options.max_batch_tokens,
-      .max_context = options.max_context > 0 ? options.max_context : config.context,
-      .kv_dtype = options.kv_dtype,
-      .tensor_parallel = options.tensor_parallel};
+  KvMemoryRequest request{.kv_bytes = std::max<int64_t>(1, static_cast<int64_t>(kv_bytes)),
+                          .max_batch_size = INT32_MAX,
+                          .max_batch_tokens = options.max_batch_tokens,
+                          .max_context = roofline.max_context(),
+                          .kv_dtype = options.kv_dtype,
+                          .tensor_parallel = options.tensor_parallel};
   const auto kv = PlanKvMemory(config, request);
   if (kv.ok()) {
     roofline.kv_ = *kv;
@@ -178,6 +177,7 @@ Roofline::Terms Roofline::TermsOf(const IterationPlan& plan, int64_t padding, in
                                               (options_.hardware.link * part.bandwidth));
   }
   terms.overhead = layers * part.layer + part.iteration;
+  if (&at == &stages_.back()) terms.overhead += samples * part.sample;
   return terms;
 }
 
@@ -185,9 +185,9 @@ double Roofline::Seconds(const IterationPlan& plan, int64_t padding, int stage) 
   return TermsOf(plan, padding, stage).Seconds();
 }
 
-double Roofline::rank_bytes() const {
-  return fullest_weights_ + static_cast<double>(kv_.bytes) /
-                                static_cast<double>(options_.tensor_parallel * options_.stages);
+double Roofline::kv_bytes() const {
+  return static_cast<double>(kv_.bytes) /
+         static_cast<double>(options_.tensor_parallel * options_.stages);
 }
 
 std::string Roofline::Bound(int64_t sequences, int64_t position) const {
@@ -215,17 +215,17 @@ std::string Roofline::ToString() const {
       "%d stages x %d %s: %.0f GB, %.3f TB/s, %.0f TFLOP/s in 16 bits, links %.0f GB/s (%s)\n"
       "reached (%s): %.0f %% of the memory, %.0f %% of bandwidths, %.0f %% of operations; %.0f us "
       "a "
-      "layer, %.0f us an all-reduce, %.0f us a hop, %.1f ms an iteration (%s)\n"
+      "layer, %.0f us an all-reduce, %.0f us a hop, %.0f us a sample, %.1f ms an iteration (%s)\n"
       "a stage's iteration = max(weights, operations) + max(K/V read, attention) + all-reduces + "
       "overheads\n",
       options_.stages, options_.tensor_parallel, std::string(hardware.name), hardware.memory * 1e-9,
       hardware.bandwidth * 1e-12, hardware.operations * 1e-12, hardware.link * 1e-9,
       std::string(hardware.source), std::string(part.name), part.memory * 100, part.bandwidth * 100,
       part.operations * 100, part.layer * 1e6, part.all_reduce * 1e6, part.hop * 1e6,
-      part.iteration * 1e3, std::string(part.source));
+      part.sample * 1e6, part.iteration * 1e3, std::string(part.source));
   return out + absl::StrFormat(
                    "each GPU holds %.1f GB of weights and %.1f GB of K/V: %d pages of %d tokens\n",
-                   fullest_weights_ * 1e-9, (rank_bytes() - fullest_weights_) * 1e-9,
+                   fullest_weights_ * 1e-9, kv_bytes() * 1e-9,
                    kv_.pages[PageKind::kWhole] + kv_.pages[PageKind::kWindow],
                    kv_.paging.page_size);
 }

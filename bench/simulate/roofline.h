@@ -3,7 +3,7 @@
 //   products    max(bytes of weights / bandwidth, operations / operations per second)
 //   attention   max(bytes of K/V / bandwidth, its operations / operations per second)
 //   all-reduces 2 a layer and rank: latency + 2 (n - 1) / n * bytes of all rows / link
-//   overheads   seconds of each layer, and of each plan
+//   overheads   seconds of each layer, of each plan, and of each sample
 //
 // summed over the stage's layers, and the head's product on the last stage. Bandwidths and
 // operations are a data sheet's times an Efficiency (hardware.h). Williams, Waterman, Patterson:
@@ -44,10 +44,13 @@ class Roofline {
 
   // `padding`: rows beside the plan's, which read as many positions as these.
   double Seconds(const IterationPlan& plan, int64_t padding, int stage) const;
-  double hop() const { return options_.efficiency.hop; }
-  const KvMemoryPlan& kv() const { return kv_; }  // of all layers and ranks
-  double rank_bytes() const;                      // weights and K/V on a GPU of the fullest stage
-  double weight_bytes() const { return fullest_weights_; }  // alone, likewise
+  const RooflineOptions& options() const { return options_; }
+  int64_t max_context() const {
+    return options_.max_context > 0 ? options_.max_context : config_.context;
+  }
+  const KvMemoryPlan& kv() const { return kv_; }            // of all layers and ranks
+  double weight_bytes() const { return fullest_weights_; }  // on a GPU of the fullest stage
+  double kv_bytes() const;                                  // likewise
   // The terms of a plan of so many decoding sequences at this position, in words: "weights 60 %".
   std::string Bound(int64_t sequences, int64_t position) const;
   // Every number and where it is from, a line each.
