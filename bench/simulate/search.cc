@@ -13,9 +13,9 @@ namespace {
 
 // Whether enough requests are within the bounds, and are answered as fast as they come.
 absl::StatusOr<bool> Attains(const Roofline& machine, const Serving& serving,
-                             const SearchOptions& options,
-                             double rate) {
-  TREADLE_ASSIGN_OR_RETURN(const SimulationResult result, SimulateOn(machine, serving, options.trace(rate)));
+                             const SearchOptions& options, double rate) {
+  TREADLE_ASSIGN_OR_RETURN(const SimulationResult result,
+                           SimulateOn(machine, serving, options.trace(rate)));
   const LoadReport report = Analyze(result.load, options.goodput);
   return report.request_throughput >= kAttained * rate &&
          static_cast<double>(report.good) >=
@@ -24,7 +24,7 @@ absl::StatusOr<bool> Attains(const Roofline& machine, const Serving& serving,
 
 // Doubles and halves, then bisects: to about 3 %.
 absl::StatusOr<double> HighestRate(const Roofline& machine, const Serving& serving,
-                             const SearchOptions& options) {
+                                   const SearchOptions& options) {
   constexpr double kLeast = 1.0 / 1024, kMost = 65536;
   double low = 1;
   TREADLE_ASSIGN_OR_RETURN(const bool begins, Attains(machine, serving, options, low));
@@ -111,11 +111,12 @@ absl::StatusOr<std::vector<SearchRow>> Search(const Checkpoint& checkpoint,
 }
 
 std::string ToTable(const std::vector<SearchRow>& rows) {
-  std::string out = "  TP   PP  weights        batch  requests/s  GB of weights  of K/V  most of an iteration\n";
+  std::string out =
+      "  TP   PP  weights        batch  requests/s  GB of weights  of K/V  most of an iteration\n";
   for (const SearchRow& row : rows) {
     absl::StrAppendFormat(&out, "%4d %4d  %-14s %5d %11.2f %14.1f %7.1f  %s\n", row.tensor_parallel,
-                          row.stages, row.weights, row.batch_size, row.rate, row.weight_bytes * 1e-9, row.kv_bytes * 1e-9,
-                          row.bound);
+                          row.stages, row.weights, row.batch_size, row.rate,
+                          row.weight_bytes * 1e-9, row.kv_bytes * 1e-9, row.bound);
   }
   return out;
 }

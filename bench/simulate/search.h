@@ -1,5 +1,5 @@
-// A model served on hardware of a data sheet, and the search for the splits, weights and batch sizes
-// that serve most within a target.
+// A model served on hardware of a data sheet, and the search for the splits, weights and batch
+// sizes that serve most within a target.
 //
 // Thread safety: stateless.
 #pragma once
@@ -28,9 +28,9 @@ absl::StatusOr<SimulationResult> SimulateOn(const Roofline& machine, const Servi
                                             const std::vector<TraceEntry>& trace);
 
 struct SearchOptions {
-  RooflineOptions machine;  // stages, ranks and weights are searched
-  Serving serving;          // the batch size is
-  int64_t count = 1;        // GPUs
+  RooflineOptions machine;                  // stages, ranks and weights are searched
+  Serving serving;                          // the batch size is
+  int64_t count = 1;                        // GPUs
   std::vector<std::string> weights = {""};  // as --weights; empty: as stored
   std::vector<int64_t> batch_sizes = {8, 32, 128, 256};
   std::map<std::string, double> goodput;  // bounds in ms, as Analyze has them
@@ -45,7 +45,7 @@ struct SearchRow {
   // The highest at which kAttained of the requests are within the bounds, and nothing piles up.
   double rate = 0;
   double weight_bytes = 0, kv_bytes = 0;  // on the fullest GPU
-  std::string bound;     // the largest term of an iteration; or why this one cannot be
+  std::string bound;  // the largest term of an iteration; or why this one cannot be
 };
 constexpr double kAttained = 0.9;
 

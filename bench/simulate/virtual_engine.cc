@@ -17,6 +17,11 @@ void VirtualEngine::Submit(IterationPlan plan) {
       answer.outputs.push_back({.token = asked.sample ? kToken : -1});
     }
   }
+  if (!plan.steps.empty()) ++iterations_;
+  if (options_.answer) {
+    running.done = options_.answer(plan, result);
+    return running_.push_back(std::move(running));
+  }
   double time = clock_.seconds();
   for (int stage = 0; stage < options_.stages; ++stage) {
     const bool runs = !plan.steps.empty();
@@ -29,7 +34,6 @@ void VirtualEngine::Submit(IterationPlan plan) {
     busy_ += seconds;
     if (stage + 1 < options_.stages && runs) time += options_.hop;
   }
-  if (!plan.steps.empty()) ++iterations_;
   running.done = time;
   running_.push_back(std::move(running));
 }

@@ -42,6 +42,8 @@ struct VirtualEngineOptions {
   double hop = 0;  // seconds that activations take from a stage to the next one
   // Seconds that a stage takes for a plan with steps.
   std::function<double(const IterationPlan& plan, int stage)> seconds;
+  // Instead: gives a plan's result, and when it is done, in the clock's seconds.
+  std::function<double(const IterationPlan& plan, IterationResult& result)> answer = {};
 };
 
 class VirtualEngine final : public Engine {

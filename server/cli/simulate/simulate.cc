@@ -20,12 +20,13 @@
 #include "models/checkpoints/random/random_checkpoint.h"
 #include "scheduler/policy.h"
 #include "server/cli/command.h"
+#include "server/cli/simulate/recording.h"
 
 namespace treadle {
 namespace {
 
 struct SimulateFlags {
-  std::string figure;
+  std::string figure, recording;
   std::string model, hardware = "h100";
   int64_t count = 0;
   RooflineOptions machine;
@@ -240,6 +241,12 @@ void AddServingFlags(CLI::App& app, SimulateFlags& flags) {
                      Str("instead of a model: a figure of ORCA's evaluation, both systems: ",
                          Joined(FigureNames())));
   figure->excludes(app.get_option("--model"));
+  app.add_option(
+         "--recording", flags.recording,
+         "instead: a file of `treadle serve --record`; compares the plans that its requests "
+         "and times lead to with those that are in it")
+      ->excludes(app.get_option("--model"))
+      ->excludes(figure);
   app.add_flag("--json", flags.json, "print JSON lines");
 }
 
@@ -249,6 +256,7 @@ int RunSimulate(int argc, char** argv) {
   SimulateFlags flags;
   flags.trace.num_requests = 1000;
   flags.machine.efficiency = kTreadleEfficiency;
+  flags.serving.policy.clear();  // fcfs, or as recorded
   CLI::App app(
       "Serves a trace of requests on hardware that is not there: the real scheduler, with an "
       "engine of virtual time, whose iterations cost what a roofline of the data sheet says.");
@@ -256,7 +264,11 @@ int RunSimulate(int argc, char** argv) {
   AddRequestFlags(app, flags);
   AddServingFlags(app, flags);
   if (auto code = ParseFlags(app, "simulate", argc, argv)) return *code;
-  return Finish("simulate", flags.figure.empty() ? RunTrace(flags) : RunFigure(flags));
+  if (!flags.recording.empty())
+    return Finish("simulate", ReplayPlans(flags.recording, flags.serving.policy));
+  if (!flags.figure.empty()) return Finish("simulate", RunFigure(flags));
+  if (flags.serving.policy.empty()) flags.serving.policy = "fcfs";
+  return Finish("simulate", RunTrace(flags));
 }
 
 }  // namespace treadle

@@ -32,9 +32,8 @@ RooflineOptions On(std::string_view hardware, int64_t stages = 1, int64_t ranks 
 IterationPlan Decoding(int64_t sequences, int32_t position) {
   IterationPlan plan;
   for (int64_t i = 0; i < sequences; ++i) {
-    plan.steps.push_back({.first_position = position,
-                          .num_tokens = 1,
-                          .outputs = {{.row = 0, .sample = true}}});
+    plan.steps.push_back(
+        {.first_position = position, .num_tokens = 1, .outputs = {{.row = 0, .sample = true}}});
   }
   return plan;
 }
@@ -68,7 +67,8 @@ TEST(Roofline, IsNearPublishedMeasurements) {
 }
 
 // Treadle on an H100, bench/results/2026-11-26-h100.md and -27-h200.md: llama-3.1-8b in bf16.
-// Tokens/s of 1 and 64 sequences after 128 tokens; of prompts, 40,000 on both. The H200's were not fitted to.
+// Tokens/s of 1 and 64 sequences after 128 tokens; of prompts, 40,000 on both. The H200's were not
+// fitted to.
 TEST(Roofline, IsNearTreadlesOwnMeasurements) {
   const struct {
     const char* hardware;
@@ -87,8 +87,7 @@ TEST(Roofline, IsNearTreadlesOwnMeasurements) {
 // Section 6.1: "FasterTransformer cannot use a batch size of 8 or larger with the 13B model (16 or
 // larger with the 101B model)", as it allocates for 2048 tokens; the ORCA engine can.
 TEST(Figures, MemoryIsThatOfTheText) {
-  for (const auto& [name, most, too_many] :
-       {std::tuple("9a", 4, 8), std::tuple("9b", 8, 16)}) {
+  for (const auto& [name, most, too_many] : {std::tuple("9a", 4, 8), std::tuple("9b", 8, 16)}) {
     const Figure figure = SimulateFigure(name, 1, 1).value();
     EXPECT_GT(PointOf(figure, "ft(32)", most).latency_ms, 0) << name;
     EXPECT_EQ(PointOf(figure, "ft(32)", too_many).latency_ms, 0) << name;

@@ -43,12 +43,10 @@ std::vector<double> Ends(const SimulationResult& result) {
 // A plan waits for each stage until the one before it has left.
 TEST(VirtualEngine, StagesOverlapAndHopsAddUp) {
   VirtualClock clock;
-  VirtualEngine engine(clock, {.stages = 3,
-                               .depth = 3,
-                               .hop = 0.5,
-                               .seconds = [](const IterationPlan&, int stage) {
-                                 return stage == 1 ? 4.0 : 1.0;  // the second one is slow
-                               }});
+  VirtualEngine engine(
+      clock, {.stages = 3, .depth = 3, .hop = 0.5, .seconds = [](const IterationPlan&, int stage) {
+                return stage == 1 ? 4.0 : 1.0;  // the second one is slow
+              }});
   for (uint64_t i = 0; i < 3; ++i) {
     IterationPlan plan;
     plan.iteration = i;
@@ -126,11 +124,8 @@ TEST(Simulate, PaddingCosts) {
 // services (Pollaczek-Khinchine).
 TEST(Simulate, IsAQueueWhereItIsOne) {
   SimulationOptions options = Machine(1, 1);
-  const std::vector<TraceEntry> trace = MakeTrace({.num_requests = 40'000,
-                                                   .request_rate = 0.5,
-                                                   .input = {1, 1},
-                                                   .output = {1, 1},
-                                                   .seed = 7});
+  const std::vector<TraceEntry> trace = MakeTrace(
+      {.num_requests = 40'000, .request_rate = 0.5, .input = {1, 1}, .output = {1, 1}, .seed = 7});
   double waited = 0;
   const SimulationResult result = Simulated(trace, options);
   for (const RequestRecord& request : result.load.requests) {
@@ -159,7 +154,7 @@ TEST(Simulate, RefusesWhatCannotRun) {
               HasSubstr("has 513 tokens, expected at most the context of 512"));
   options.pages = 10;
   EXPECT_THAT(message({{0, 40, 1}}, options), HasSubstr("needs 11 pages of the K/V cache, which "
-                                                         "has 10"));
+                                                        "has 10"));
   options.policy = "sjf";
   EXPECT_THAT(message({}, options), HasSubstr("scheduling policy 'sjf' is unknown"));
 }
