@@ -1,6 +1,7 @@
 #include "bench/simulate/recorded_plans.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <map>
 #include <memory>
@@ -50,18 +51,24 @@ class Contents {
       TREADLE_RETURN_IF_ERROR(Take(entry));
     }
     for (const IterationPlan& plan : plans_) TREADLE_RETURN_IF_ERROR(TakeRequests(plan, paging));
+    // Times are in 9 digits: what differs by less was one turn of the loop, which took requests in
+    // the order of their numbers, and perhaps a result.
+    double before = -1;
     for (auto& [id, request] : requests_) {
-      if (request.arrival < 0) {
-        return InvalidArgument("request ", id, " did not end by itself while it was recorded; "
+      double& arrival = request.arrival;
+      if (arrival < 0) {
+        return InvalidArgument("request ", id,
+                               " did not end by itself while it was recorded; "
                                "expected a recording of requests that all did");
       }
-      // A turn that took it is the one that had a result at the same time, if there was one: both
-      // times are in 9 digits.
+      const auto same = [&](double time) {
+        return std::abs(time - arrival) < 2e-7 + 1e-8 * arrival;
+      };
       for (const RecordedIteration& iteration : iterations_) {
-        if (std::abs(iteration.done - request.arrival) < 2e-7 + 1e-8 * request.arrival) {
-          request.arrival = iteration.done;
-        }
+        if (same(iteration.done)) arrival = iteration.done;
       }
+      if (same(before)) arrival = before;
+      before = arrival;
     }
     return absl::OkStatus();
   }
@@ -72,8 +79,9 @@ class Contents {
  private:
   absl::Status Take(const record::Entry& entry) {
     if (entry.has_restored() || entry.has_epoch_end()) {
-      return InvalidArgument("the recording does not begin with the first plan, or has several "
-                             "epochs; expected one epoch from its beginning");
+      return InvalidArgument(
+          "the recording does not begin with the first plan, or has several "
+          "epochs; expected one epoch from its beginning");
     }
     if (entry.has_masks()) {
       return InvalidArgument("the recording has constrained answers, expected none");
@@ -84,8 +92,9 @@ class Contents {
         return InvalidArgument("the recording has plan ", plan.iteration, ", expected ",
                                iterations_.size(), ", one epoch from its beginning");
       }
-      iterations_.push_back(
-          {.plan = entry.plan().SerializeAsString(), .has_steps = !plan.steps.empty(), .result = {}});
+      iterations_.push_back({.plan = entry.plan().SerializeAsString(),
+                             .has_steps = !plan.steps.empty(),
+                             .result = {}});
       names_.Follow(plan);
       plans_.push_back(std::move(plan));
     } else if (entry.has_result()) {
@@ -139,8 +148,8 @@ class Contents {
       spec.min_new_tokens = start.min_new_tokens;
       spec.end_tokens = start.end_tokens;
       // As many as it ran, or as its pages have room for: those that it reserved.
-      const int64_t pages = std::ssize(start.pages[paging.whole ? PageKind::kWhole
-                                                                : PageKind::kWindow]);
+      const int64_t pages =
+          std::ssize(start.pages[paging.whole ? PageKind::kWhole : PageKind::kWindow]);
       const int64_t room = pages * paging.page_size - start.prompt_length;
       spec.max_new_tokens = request.by_length ? request.output_tokens : static_cast<int32_t>(room);
     }
@@ -180,11 +189,12 @@ class Run {
   Run(Contents& contents, const RecordedScheduling& scheduling, std::unique_ptr<Policy> policy)
       : contents_(contents),
         policy_(std::move(policy)),
-        engine_(clock_, {.stages = scheduling.limits.stages,
-                         .depth = scheduling.limits.depth,
-                         .seconds = {},
-                         .answer = [this](const IterationPlan& plan,
-                                          IterationResult& result) { return Answer(plan, result); }}),
+        engine_(clock_,
+                {.stages = scheduling.limits.stages,
+                 .depth = scheduling.limits.depth,
+                 .seconds = {},
+                 .answer = [this](const IterationPlan& plan,
+                                  IterationResult& result) { return Answer(plan, result); }}),
         kv_(scheduling.pages, scheduling.paging,
             scheduling.prefix_cache ? scheduling.pages : PageCounts()),
         pool_(std::max<int64_t>(1, std::ssize(contents.requests()))),
@@ -195,12 +205,10 @@ class Run {
   }
 
   absl::StatusOr<PlanComparison> All() {
-    std::vector<RecordedRequest*> arrivals;
-    for (auto& [id, request] : contents_.requests()) arrivals.push_back(&request);
-    std::ranges::stable_sort(arrivals, {}, &RecordedRequest::arrival);
-    auto next = arrivals.begin();
+    auto next = contents_.requests().begin();
+    const auto end = contents_.requests().end();
     while (report_.difference.empty()) {
-      const double arrival = next == arrivals.end() ? kNever : (*next)->arrival;
+      const double arrival = next == end ? kNever : next->second.arrival;
       double time = std::min(arrival, engine_.NextDone().value_or(kNever));
       // A plan without steps is a heartbeat: it is due a time after the last plan.
       const auto& plans = contents_.iterations();
@@ -209,13 +217,13 @@ class Run {
       if (beats && engine_.HasRoom()) time = std::min(time, std::max(submitted_ + 1, now_));
       if (time == kNever) break;
       clock_.Set(now_ = time);
-      for (; next != arrivals.end() && (*next)->arrival <= time; ++next) {
-        TREADLE_RETURN_IF_ERROR(pool_.Submit((*next)->spec).status());
+      for (; next != end && next->second.arrival <= time; ++next) {
+        TREADLE_RETURN_IF_ERROR(pool_.Submit(next->second.spec).status());
       }
       loop_.Turn();
     }
     if (report_.difference.empty() && report_.plans < report_.recorded) {
-      report_.difference = Str("plan ", report_.plans, " is not made, recorded ");
+      report_.difference = Str("plan ", report_.plans, " is not made");
     }
     return report_;
   }

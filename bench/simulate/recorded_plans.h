@@ -1,6 +1,6 @@
-// The plans of a recording (`treadle serve --record`), made again: its requests come when they came,
-// its iterations are done when they were, and the real scheduler decides anew. Equal plans in the
-// same order show that the simulator's scheduler is the server's.
+// The plans of a recording (`treadle serve --record`), made again: its requests come when they
+// came, its iterations are done when they were, and the real scheduler decides anew. Equal plans in
+// the same order show that the simulator's scheduler is the server's.
 //
 // A recording says neither all of a request nor all of a policy's reasons. It must be of one epoch
 // from its beginning, of the policies that look at arrival alone, without guesses of next tokens,
@@ -29,8 +29,8 @@ struct RecordedScheduling {
 };
 
 struct PlanComparison {
-  int64_t plans = 0;       // that are equal, from the first on
-  int64_t recorded = 0;    // of all
+  int64_t plans = 0;     // that are equal, from the first on
+  int64_t recorded = 0;  // of all
   int64_t requests = 0;
   std::string difference;  // of the plan after these; empty: there is none
 };

@@ -11,10 +11,8 @@
 
 namespace treadle {
 
-absl::StatusOr<std::string> ReplayPlans(const std::string& path,
-                                        const std::string& policy) {
-  TREADLE_ASSIGN_OR_RETURN(const std::unique_ptr<MappedFile> file,
-                           MappedFile::Open(path));
+absl::StatusOr<std::string> ReplayPlans(const std::string& path, const std::string& policy) {
+  TREADLE_ASSIGN_OR_RETURN(const std::unique_ptr<MappedFile> file, MappedFile::Open(path));
   TREADLE_ASSIGN_OR_RETURN(const RecordingSummary summary, Summarize(file->text()));
   const RecordedSetup& setup = summary.setup;
   TREADLE_ASSIGN_OR_RETURN(const ServeOptions options, OptionsFrom(setup.configuration));
