@@ -25,8 +25,8 @@ void Record(const std::string& file, const std::string& flags) {
   tiny.layers = 4;
   tiny.context = 512;
   ServedBinary server(Str(ServedBinary::kGrpcOnly, "--threads 1 --max-batch-size 2 ",
-                          "--max-batch-tokens 8 ", flags, " --record ", file,
-                          " --model ", OwnModel(tiny)));
+                          "--max-batch-tokens 8 ", flags, " --record ", file, " --model ",
+                          OwnModel(tiny)));
   ASSERT_SERVES(server);
   std::vector<std::thread> clients;
   for (int client = 0; client < 3; ++client) {
