@@ -120,6 +120,7 @@ std::string Ledger::ToJson(const LedgerRecord& record) {
   AppendNumber(out, "time", record.time);
   AppendList(out, "arrivals", record.arrivals, AppendArrival);
   AppendList(out, "members", record.members, AppendMember);
+  if (record.padding > 0) out += Str(",\"padding\":", record.padding);
   AppendList(out, "ends", record.ends, AppendEnd);
   out += Str(",\"waiting\":", record.waiting, ",\"running\":", record.running,
              ",\"free_pages\":", record.free_pages, ",\"total_pages\":", record.total_pages,

@@ -51,6 +51,7 @@ struct LedgerRecord {
   double time = 0;  // seconds since the ledger began, when the result was absorbed
   std::vector<LedgerArrival> arrivals;  // requests that came since the last record
   std::vector<LedgerMember> members;
+  int64_t padding = 0;          // rows that a baseline computes beside the members', for nobody
   std::vector<LedgerEnd> ends;  // requests that ended since the last record
   int64_t waiting = 0;
   int64_t running = 0;

@@ -228,6 +228,7 @@ void LoopCore::AppendRecord(const IterationResult& result, PlanInFlight& note) {
   record.time = Seconds(now_ - began_);
   record.arrivals = std::exchange(arrivals_, {});
   record.members = note.members;
+  record.padding = note.padding;
   record.ends = delivery_.TakeEnds();
   record.waiting = waiting_;
   record.running = running_;
@@ -477,6 +478,7 @@ void LoopCore::Submit(const Selection& selection, Clock::time_point selecting_si
   speculation_.Choose(selection, /*model_may_run=*/in_flight_.empty() || limits_.stages > 1);
   IterationPlan plan = planner_.Build(selection, now_, note);
   note.work = WorkOf(plan);
+  note.padding = selection.empty() ? 0 : policy_.padding();
   const int64_t began = counted(begun) - begun_before;
   waiting_ -= began;
   running_ += began;

@@ -56,6 +56,7 @@ void PlanInFlight::Clear() {
   members.clear();
   stores.clear();
   work = 0;
+  padding = 0;
   schedule = 0;
   idle = 0;
   behind = false;

@@ -40,6 +40,7 @@ struct PlanInFlight {
   std::vector<LedgerMember> members;  // one per request
   std::vector<PageName> stores;       // of the plan's page stores
   IterationWork work = 0;
+  int64_t padding = 0;  // as Policy::padding
   double schedule = 0;  // seconds, as in LedgerRecord
   double idle = 0;
   bool behind = false;  // another plan with steps was in flight when it was submitted

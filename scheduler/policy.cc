@@ -5,6 +5,7 @@
 
 #include "base/status.h"
 #include "scheduler/fair_share.h"
+#include "scheduler/faster_transformer.h"
 #include "scheduler/fcfs.h"
 #include "scheduler/priority.h"
 #include "scheduler/request_level.h"
@@ -27,6 +28,8 @@ constexpr int64_t kMaxInputsNotRun = 1 << 16;
 constexpr Row kPolicies[] = {
     {"fcfs", Make<Fcfs>},
     {"request-level", Make<RequestLevel>},
+    {"faster-transformer", Make<FasterTransformer>},
+    {"faster-transformer-padded", Make<PaddedFasterTransformer>},
     {"priority", Make<Priority>},
     {"fair-share", Make<FairShare>},
 };

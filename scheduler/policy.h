@@ -27,6 +27,8 @@ struct BatchLimits {
   int64_t max_batch_tokens = kDefaultBatchTokens;  // tokens in one plan; > max_batch_size
   int stages = 1;
   int depth = 1;
+  int64_t max_context = 0;      // tokens of a request; 0: not known
+  int64_t microbatch_size = 0;  // sequences, of faster-transformer; 0: max_batch_size
 };
 
 // The view that a policy chooses from.
@@ -67,6 +69,9 @@ class Policy {
   virtual std::vector<Request*> Order(const PolicyView& view) const = 0;
   // Does not change the requests. Its selection is submitted.
   virtual Selection Select(const PolicyView& view) = 0;
+  // Rows beside those of the last selection that its system would compute for nobody. They are
+  // counted, and not run.
+  virtual int64_t padding() const { return 0; }
 
   // "fcfs", "priority" ...; InvalidArgument lists the names otherwise.
   static absl::StatusOr<std::unique_ptr<Policy>> Create(std::string_view name);

@@ -345,10 +345,14 @@ const std::vector<ServeFlag>& ServeFlags() {
        kServing, kServer, SpeculateValue()},
       {"--policy",
        "scheduling policy: fcfs (first come, first served), priority (by the requests' field), "
-       "fair-share (by API key and its weight), or request-level (the baseline)",
+       "fair-share (by API key and its weight), or baselines to compare with: request-level, "
+       "faster-transformer, faster-transformer-padded",
        kServing, kServer,
        Value<std::string>(&O::policy, ParsePolicy, ShowText, EnumSchema(Policy::Names()),
                           EnumType(Policy::Names()))},
+      {"--microbatch-size",
+       "sequences, of batches under --policy faster-transformer on several stages; 0: the batch's",
+       kServing, kServer, Integer(&O::microbatch_size, 0, kMany)},
       {"--max-ttft",
        "longest time to first token: a request that would wait longer, or longer than its "
        "deadline, "

@@ -75,6 +75,7 @@ struct ServeOptions {
   DType dtype = DType::kBF16;  // of products on a GPU
   bool deterministic = false;
   std::string policy = "fcfs";
+  int64_t microbatch_size = 0;            // of --policy faster-transformer; 0: the batch's
   std::chrono::milliseconds max_ttft{0};  // 0: nothing is refused for its time
   int64_t tensor_parallel = 1;            // ranks of each stage
   int64_t pipeline_parallel = 1;          // stages; more than 1: worker processes of this machine

@@ -1,7 +1,9 @@
 // Options that do not go together.
+#include <memory>
 #include <utility>
 
 #include "base/status.h"
+#include "scheduler/policy.h"
 #include "server/configuration.h"
 
 namespace treadle {
@@ -124,10 +126,15 @@ absl::Status CheckServeOptions(const ServeOptions& options) {
         "on, or --kv-events off");
   }
   TREADLE_RETURN_IF_ERROR(CheckPrefixCacheDisk(options));
-  if (options.max_ttft.count() > 0 && options.policy == "request-level") {
-    return InvalidArgument(
-        "--max-ttft is set, but --policy is request-level, whose answers come as a whole; expected "
-        "another policy, or 0s");
+  TREADLE_ASSIGN_OR_RETURN(const std::unique_ptr<Policy> policy, Policy::Create(options.policy));
+  if (options.max_ttft.count() > 0 && policy->delivery() == Policy::Delivery::kWhenIdle) {
+    return InvalidArgument("--max-ttft is set, but --policy is ", options.policy,
+                           ", whose answers come as a whole; expected another policy, or 0s");
+  }
+  if (options.microbatch_size > 0 && !options.policy.starts_with("faster-transformer")) {
+    return InvalidArgument("--microbatch-size is ", options.microbatch_size, ", but --policy is ",
+                           options.policy,
+                           ", which has no microbatches; expected faster-transformer, or 0");
   }
   TREADLE_RETURN_IF_ERROR(CheckSecurity(options));
   return CheckParallelism(options);

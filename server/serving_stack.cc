@@ -57,7 +57,9 @@ ServingStack::ServingStack(ServedModel model, std::unique_ptr<Engine> engine,
   if (options_.max_candidates == 0) options_.max_candidates = options_.max_batch_size;
   const ServingLoop::Options loop_options = {
       .limits = {.max_batch_size = options.max_batch_size,
-                 .max_batch_tokens = options.max_batch_tokens},
+                 .max_batch_tokens = options.max_batch_tokens,
+                 .max_context = model_.max_context,
+                 .microbatch_size = options.microbatch_size},
       .position_share = options.position_share,
       .draft_model = draft_.get(),
       .max_ttft = options.max_ttft,

@@ -121,22 +121,23 @@ absl::Status WeightPlan::CheckAgainst(const Checkpoint& checkpoint) const {
 }
 
 uint64_t WeightPlan::EstimateBytes(const Checkpoint& checkpoint) const {
-  double bytes = 0;
-  for (const StoredTensor& tensor : checkpoint.tensors()) {
-    const bool matrix = tensor.shape.size() == 2;
-    const QuantizeSpec* to = matrix ? For(tensor, checkpoint) : nullptr;
-    if (to == nullptr) {
-      bytes += static_cast<double>(tensor.bytes + tensor.constant_bytes);
-      continue;
-    }
-    // A scale in 32 bits for each block, row or matrix.
-    const bool rows = to->format->code_bits == 8 && to->codebook == QuantizeSpec::Codebook::kFormat;
-    const int64_t block = rows ? tensor.shape[1] : to->block;
-    const double bits = to->format->bits_per_weight +
-                        (to->format->apart() && block > 0 ? 32.0 / static_cast<double>(block) : 0);
-    bytes += bits / 8 * static_cast<double>(tensor.shape[0]) * static_cast<double>(tensor.shape[1]);
-  }
-  return static_cast<uint64_t>(bytes);
+  uint64_t bytes = 0;
+  for (const StoredTensor& tensor : checkpoint.tensors())
+    bytes += EstimateBytes(tensor, checkpoint);
+  return bytes;
+}
+
+uint64_t WeightPlan::EstimateBytes(const StoredTensor& tensor, const Checkpoint& checkpoint) const {
+  const bool matrix = tensor.shape.size() == 2;
+  const QuantizeSpec* to = matrix ? For(tensor, checkpoint) : nullptr;
+  if (to == nullptr) return tensor.bytes + tensor.constant_bytes;
+  // A scale in 32 bits for each block, row or matrix.
+  const bool rows = to->format->code_bits == 8 && to->codebook == QuantizeSpec::Codebook::kFormat;
+  const int64_t block = rows ? tensor.shape[1] : to->block;
+  const double bits = to->format->bits_per_weight +
+                      (to->format->apart() && block > 0 ? 32.0 / static_cast<double>(block) : 0);
+  return static_cast<uint64_t>(bits / 8 * static_cast<double>(tensor.shape[0]) *
+                               static_cast<double>(tensor.shape[1]));
 }
 
 std::string WeightPlan::Notice(const Checkpoint& checkpoint) const {

@@ -52,6 +52,7 @@ class WeightPlan {
   absl::Status CheckAgainst(const Checkpoint& checkpoint) const;
   // Bytes of all tensors after conversion, as formats count them: what a backend needs at least.
   uint64_t EstimateBytes(const Checkpoint& checkpoint) const;
+  uint64_t EstimateBytes(const StoredTensor& tensor, const Checkpoint& checkpoint) const;  // of one
   // A line for the user about matrices that were quantized already, whose errors add up; or empty.
   std::string Notice(const Checkpoint& checkpoint) const;
 

@@ -46,6 +46,7 @@ int RunInspect(int argc, char** argv);
 int RunQuantize(int argc, char** argv);
 int RunPerplexity(int argc, char** argv);
 int RunBench(int argc, char** argv);
+int RunSimulate(int argc, char** argv);
 
 // An option that takes one of `words`, and gives its index to `take`.
 void AddWords(CLI::App& app, const char* name, std::vector<std::string> words,

@@ -28,6 +28,8 @@ constexpr Command kCommands[] = {
     {"replay", "run again what serve --record wrote, and compare every token", RunReplay},
     {"top", "a running server, live in a terminal", RunTop},
     {"bench", "load on a server, and the engine alone: benchmarks", RunBench},
+    {"simulate", "a trace on hardware that is not here: the real scheduler, a model of time",
+     RunSimulate},
     {"quantize", "write a checkpoint in other weight formats", RunQuantize},
     {"inspect", "what is in a checkpoint, and what serving it costs", RunInspect},
     {"perplexity", "how well a model predicts a text", RunPerplexity},

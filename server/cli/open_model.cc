@@ -510,6 +510,7 @@ SchedulingOptions SchedulingFrom(const ServeOptions& options, const OpenedModel&
                                   : std::min(kDefaultBatchSize, opened.max_batch_tokens - 1);
   scheduling.max_queue = options.max_queue;
   scheduling.policy = options.policy;
+  scheduling.microbatch_size = options.microbatch_size;
   scheduling.kv_events = options.kv_events;
   scheduling.max_ttft = options.max_ttft;
   scheduling.position_share = PositionShare(opened);

@@ -90,6 +90,11 @@ const std::vector<Room>& Rooms() {
        {"bench/", "server/", "scheduler/", "engine/", "models/", "net/", "base/"},
        {},
        {"server/cli/"}},
+      // Everything that decides in service, and nothing that speaks to clients.
+      {"bench/simulate",
+       {"bench/load/", "scheduler/", "engine/", "models/", "kernels/", "base/"},
+       {"engine/remote/", "engine/local_engine.h"},
+       {"server/"}},
       {"tests",
        {"emulation/", "bench/", "server/", "scheduler/", "engine/", "models/", "kernels/", "net/",
         "base/"},

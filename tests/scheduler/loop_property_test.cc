@@ -35,6 +35,7 @@ HarnessOptions RandomOptions(Random& random, const std::string& policy) {
   }
   options.limits.max_batch_size = 1 + random.Below(6);
   options.limits.max_batch_tokens = options.limits.max_batch_size + 1 + random.Below(12);
+  options.limits.microbatch_size = random.Below(4);
   options.engine.max_batch_tokens = options.limits.max_batch_tokens;
   if (options.engine.window > 0) {  // pages of that kind too, or alone
     PageCounts& pages = options.engine.total_pages;
@@ -299,6 +300,11 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"RequestLevelCalm", "request-level", {}},
                     Case{"RequestLevelCommands", "request-level", {true, false}},
                     Case{"RequestLevelFailures", "request-level", {true, true}},
+                    Case{"FasterTransformerCalm", "faster-transformer", {}},
+                    Case{"FasterTransformerCommands", "faster-transformer", {true, false}},
+                    Case{"FasterTransformerFailures", "faster-transformer", {true, true}},
+                    Case{"PaddedCalm", "faster-transformer-padded", {}},
+                    Case{"PaddedFailures", "faster-transformer-padded", {true, true}},
                     Case{"PriorityCommands", "priority", {true, false}},
                     Case{"PriorityFailures", "priority", {true, true}},
                     Case{"FairShareCommands", "fair-share", {true, false}},

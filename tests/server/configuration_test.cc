@@ -29,17 +29,18 @@ std::string Parse(const std::string& line, ServeOptions& options) {
 TEST(Configuration, FlagsReachTheirFields) {
   ServeOptions options;
   ASSERT_EQ(
-      Parse("--model m.gguf --listen 127.0.0.1:0 --metrics-listen none --max-batch-size 16 "
-            "--max-batch-tokens 256 --max-queue 9 --max-context 2048 --kv-memory 1.5G "
-            "--kv-dtype f32 --page-size 16 --weights nf4,lm_head=int8 --outlier-threshold 3.5 "
-            "--outlier-rule per-call --compute exact --policy request-level "
-            "--threads 3 --pin-threads off --engine-depth 1 --default-max-new-tokens 7 "
-            "--workers a:1,[::1]:2,unix:/c --tensor-parallel 3 --wire int8 --weights-from master "
-            "--plan-forwarding late --data-plane gloo "
-            "--on-worker-loss fail --drain-timeout 500ms --stream-stall-timeout 2m --ledger-file "
-            "l.jsonl --http-allow-origin https://A.example,http://b:3000 --log-format json "
-            "--log-level error --log-file l.log --log-requests off --speculate draft:d:1.gguf",
-            options),
+      Parse(
+          "--model m.gguf --listen 127.0.0.1:0 --metrics-listen none --max-batch-size 16 "
+          "--max-batch-tokens 256 --max-queue 9 --max-context 2048 --kv-memory 1.5G "
+          "--kv-dtype f32 --page-size 16 --weights nf4,lm_head=int8 --outlier-threshold 3.5 "
+          "--outlier-rule per-call --compute exact --policy faster-transformer --microbatch-size 4 "
+          "--threads 3 --pin-threads off --engine-depth 1 --default-max-new-tokens 7 "
+          "--workers a:1,[::1]:2,unix:/c --tensor-parallel 3 --wire int8 --weights-from master "
+          "--plan-forwarding late --data-plane gloo "
+          "--on-worker-loss fail --drain-timeout 500ms --stream-stall-timeout 2m --ledger-file "
+          "l.jsonl --http-allow-origin https://A.example,http://b:3000 --log-format json "
+          "--log-level error --log-file l.log --log-requests off --speculate draft:d:1.gguf",
+          options),
       "");
   EXPECT_EQ(options.model, "m.gguf");
   EXPECT_EQ(options.metrics_listen, "none");
@@ -49,7 +50,8 @@ TEST(Configuration, FlagsReachTheirFields) {
   EXPECT_EQ(options.weights.text(), "nf4,lm_head=int8");
   EXPECT_EQ(options.outlier_threshold, 3.5f);
   EXPECT_EQ(options.outlier_rule, OutlierRule::kPerCall);
-  EXPECT_EQ(options.policy, "request-level");
+  EXPECT_EQ(options.policy, "faster-transformer");
+  EXPECT_EQ(options.microbatch_size, 4);
   EXPECT_THAT(options.workers, testing::ElementsAre("a:1", "[::1]:2", "unix:/c"));
   EXPECT_THAT(options.http_allow_origins,
               testing::ElementsAre("https://a.example", "http://b:3000"));
@@ -183,6 +185,15 @@ TEST(Configuration, OptionsThatContradictEachOther) {
   options.max_ttft = std::chrono::seconds(1);
   EXPECT_THAT(std::string(CheckServeOptions(options).message()),
               HasSubstr("--max-ttft is set, but --policy is request-level"));
+  options.policy = "faster-transformer";
+  EXPECT_THAT(std::string(CheckServeOptions(options).message()),
+              HasSubstr("--max-ttft is set, but --policy is faster-transformer"));
+  options.max_ttft = std::chrono::seconds(0);
+  options.microbatch_size = 2;
+  EXPECT_TRUE(CheckServeOptions(options).ok());
+  options.policy = "fcfs";
+  EXPECT_THAT(std::string(CheckServeOptions(options).message()),
+              HasSubstr("--microbatch-size is 2, but --policy is fcfs"));
 }
 
 TEST(Configuration, ParallelismThatCannotBe) {

@@ -45,14 +45,17 @@ struct Shape {
   int64_t state_key_heads = 0, state_heads = 0;  // of 128 elements each
 };
 
-// Sources: each model's config.json; orca-13b: ORCA's Table 1, the rest as GPT-3 13B (40 heads of
-// 128, 2048 positions) with GPT-2's vocabulary.
+// Sources: each model's config.json; orca-...: ORCA's Table 1, the rest as GPT-3 (heads of 128,
+// 2048 positions) with GPT-2's vocabulary.
 constexpr Shape kShapes[] = {
     {"llama-3.1-8b", "llama", 32, 4096, 32, 8, 14336, 128256, 131072, false, 500000, 8},
     {"llama-3.2-1b", "llama", 16, 2048, 32, 8, 8192, 128256, 131072, true, 500000, 32},
     {"smollm2-135m", "llama", 30, 576, 9, 3, 1536, 49152, 8192, true, 100000},
     {"tinyllama-1.1b", "llama", 22, 2048, 32, 4, 5632, 32000, 2048, false},
     {"orca-13b", "gpt2", 40, 5120, 40, 40, 20480, 50257, 2048, true},
+    {"orca-101b", "gpt2", 80, 10240, 80, 80, 40960, 50257, 2048, true},
+    {"orca-175b", "gpt2", 96, 12288, 96, 96, 49152, 50257, 2048, true},
+    {"orca-341b", "gpt2", 120, 15360, 120, 120, 61440, 50257, 2048, true},
     {"qwen2.5-0.5b", "qwen2", 24, 896, 14, 2, 4864, 151936, 32768, true, 1e6},
     {"qwen3-0.6b", "qwen3", 28, 1024, 16, 8, 3072, 151936, 40960, true, 1e6, 0, 128},
     {"mistral-7b", "llama", 32, 4096, 32, 8, 14336, 32000, 32768, false, 10000, 0, 0, 2, 4096},
