@@ -52,7 +52,7 @@ LoadReport Analyze(const LoadResult& result, const std::map<std::string, double>
   LoadReport report;
   report.duration = result.duration;
   if (!goodput.empty()) report.good = 0;
-  for (const RequestRecord& request : result.requests) {
+  for (const LoadRecord& request : result.requests) {
     if (!request.error.empty() || request.token_times.empty()) {
       ++report.failed;
       continue;
@@ -114,7 +114,7 @@ std::string ToJson(const LoadReport& report, const LoadResult& result, bool deta
     }
   }
   if (details) {
-    for (const RequestRecord& request : result.requests) {
+    for (const LoadRecord& request : result.requests) {
       const std::vector<double>& times = request.token_times;
       json["input_lens"].push_back(request.input_tokens);
       json["output_lens"].push_back(request.output_tokens);

@@ -16,10 +16,14 @@
 namespace treadle {
 
 struct TraceEntry {
-  double arrival = 0;  // seconds from the start
+  double arrival = 0;  // seconds from the start; or from the end of the turn before it
   int32_t input_tokens = 0;
   int32_t output_tokens = 0;
+  int64_t after = -1;  // the turn before it: its place in the trace; its prompt goes on from there
+  std::vector<int64_t> blocks = {};  // what the prompt's blocks hold: the same where the number is
+  std::vector<int32_t> token_ids = {};  // what the prompt, or this turn of it, says
 };
+inline constexpr int32_t kBlockTokens = 512;  // of a block
 
 // Both ends included; "32:512" or "128".
 struct LengthRange {

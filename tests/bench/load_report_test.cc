@@ -13,9 +13,9 @@ namespace {
 LoadResult Example() {
   LoadResult result;
   result.duration = 4;
-  RequestRecord first{1.0, 10, 3, {1.5, 1.6, 1.9}, 2.0, ""};
-  RequestRecord second{2.0, 20, 1, {2.4}, 2.4, ""};
-  RequestRecord failed{3.0, 30, 0, {}, 3.1, "code 8: full"};
+  LoadRecord first{1.0, 10, 3, {1.5, 1.6, 1.9}, 2.0, ""};
+  LoadRecord second{2.0, 20, 1, {2.4}, 2.4, ""};
+  LoadRecord failed{3.0, 30, 0, {}, 3.1, "code 8: full"};
   result.requests = {first, second, failed};
   return result;
 }

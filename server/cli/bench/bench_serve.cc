@@ -11,6 +11,7 @@
 #include "base/number.h"
 #include "base/status.h"
 #include "bench/load/load_report.h"
+#include "bench/load/load_target.h"
 #include "bench/load/trace.h"
 #include "scheduler/policy.h"
 #include "server/cli/bench/bench.h"
@@ -25,7 +26,7 @@ namespace {
 
 struct ServeBenchOptions {
   ReplayOptions replay;
-  std::string target = "127.0.0.1:50051";
+  LoadServer server = {.target = "127.0.0.1:50051", .access = {}};
   ClientFlags access;
   bool in_process = false;
   ServeOptions serve;  // in this process
@@ -109,13 +110,13 @@ absl::Status WarmUpAndReplay(LoadTarget& target, const ServeBenchOptions& option
   return absl::OkStatus();
 }
 
-absl::Status AskServer(const ServeBenchOptions& options, std::vector<Replayed>& replays) {
-  TREADLE_ASSIGN_OR_RETURN(const ClientAccess access, OpenAccess(options.access));
+absl::Status AskServer(ServeBenchOptions& options, std::vector<Replayed>& replays) {
+  TREADLE_ASSIGN_OR_RETURN(options.server.access, OpenAccess(options.access));
+  TREADLE_ASSIGN_OR_RETURN(const std::unique_ptr<LoadTarget> server,
+                           ConnectToServer(options.server));
   if (options.wait_ready > 0) {
-    TREADLE_RETURN_IF_ERROR(
-        WaitReady(options.target, access, std::chrono::seconds(options.wait_ready)));
+    TREADLE_RETURN_IF_ERROR(server->GetLimits(std::chrono::seconds(options.wait_ready)).status());
   }
-  const std::unique_ptr<LoadTarget> server = ConnectToServer(options.target, access);
   return WarmUpAndReplay(*server, options, replays);
 }
 
@@ -166,7 +167,8 @@ absl::StatusOr<Reports> ReportOn(const ServeBenchOptions& options,
   for (const Replayed& one : replays) {
     const LoadReport report = Analyze(one.result, goodput);
     std::map<std::string, std::string> about = {
-        {"target", options.in_process ? "in-process" : options.target}, {"request_rate", one.rate}};
+        {"target", options.in_process ? "in-process" : options.server.target},
+        {"request_rate", one.rate}};
     if (!options.label.empty()) about["label"] = options.label;
     about["num_prompts"] = std::to_string(one.trace.size());
     about["end_of_sequence"] = options.stop_at_eos ? "ends" : "ignored";
@@ -252,7 +254,14 @@ void AddReportFlags(CLI::App& app, ServeBenchOptions& options) {
 void AddTargetFlags(CLI::App& app, ServeBenchOptions& options) {
   app.option_defaults()->group("Target");
   CLI::Option* const target =
-      app.add_option("--target", options.target, "gRPC address of the server");
+      app.add_option("--target", options.server.target,
+                     "the server's address; with --protocol openai also a URL (http://HOST:PORT)");
+  AddChoice(app, "--protocol", options.server.protocol, kLoadProtocols,
+            "grpc (Treadle's), openai (/v1/completions of any server), or vllm-grpc (the engine "
+            "protocol of gateways)");
+  app.add_option("--vocab-size", options.server.vocab,
+                 "tokens that the model knows, of a server of --protocol openai that does not say")
+      ->check(CLI::PositiveNumber);
   AddClientFlags(app, options.access);
   app.add_option("--wait-ready", options.wait_ready, "wait this many seconds for the server")
       ->check(CLI::Range(0, 3600));
