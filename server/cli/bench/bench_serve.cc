@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <fstream>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,7 +13,9 @@
 #include "base/status.h"
 #include "bench/load/load_report.h"
 #include "bench/load/load_target.h"
-#include "bench/load/trace.h"
+#include "bench/load/trace_file.h"
+#include "models/checkpoints/checkpoint.h"
+#include "models/text/tokenizer.h"
 #include "scheduler/policy.h"
 #include "server/cli/bench/bench.h"
 #include "server/cli/client_flags.h"
@@ -31,11 +34,12 @@ struct ServeBenchOptions {
   bool in_process = false;
   ServeOptions serve;  // in this process
   SyntheticTrace trace;
-  std::vector<std::string> rates = {"1"};
+  std::vector<std::string> rates;
   std::string input = "32:512";
   std::string output = "1:128";
   std::string trace_file;
-  double time_scale = 1;
+  TraceFileOptions recorded;
+  std::string tokenizer;
   int64_t warmups = 0;
   int64_t wait_ready = 0;
   std::vector<double> percentiles = {90, 99};
@@ -63,19 +67,40 @@ absl::StatusOr<double> ParseRate(const std::string& text) {
                          "', expected requests per second above 0, or inf");
 }
 
-absl::StatusOr<std::vector<Replayed>> TracesOf(ServeBenchOptions& options) {
-  if (!options.trace_file.empty()) {
-    TREADLE_ASSIGN_OR_RETURN(
-        std::vector<TraceEntry> trace,
-        ReadTrace(options.trace_file, options.time_scale, options.trace.num_requests));
-    return std::vector<Replayed>{{options.rates[0], std::move(trace)}};
+// Texts as tokens, by the tokenizer of a model's file or folder.
+absl::StatusOr<decltype(TraceFileOptions::encode)> OpenEncoder(const std::string& path) {
+  if (path.empty()) return nullptr;
+  TREADLE_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint, Checkpoint::Open(path));
+  if (checkpoint->tokenizer() == nullptr) {
+    return InvalidArgument("--tokenizer: ", path, " has no tokenizer");
   }
+  TREADLE_ASSIGN_OR_RETURN(std::shared_ptr<const Tokenizer> tokenizer,
+                           Tokenizer::Create(*checkpoint->tokenizer()));
+  return [tokenizer](std::string_view text) {
+    return tokenizer->Encode(text, {.add_special = false});
+  };
+}
+
+absl::StatusOr<std::vector<Replayed>> TracesOf(ServeBenchOptions& options) {
   TREADLE_ASSIGN_OR_RETURN(options.trace.input, ParseLengthRange(options.input));
   TREADLE_ASSIGN_OR_RETURN(options.trace.output, ParseLengthRange(options.output));
+  std::vector<TraceEntry> recorded;
+  if (!options.trace_file.empty()) {
+    options.recorded.limit = options.trace.num_requests;
+    options.recorded.seed = options.trace.seed;
+    TREADLE_ASSIGN_OR_RETURN(options.recorded.encode, OpenEncoder(options.tokenizer));
+    TREADLE_ASSIGN_OR_RETURN(recorded, ReadTrace(options.trace_file, options.recorded));
+  }
+  // The arrivals of a recorded trace are its own where no rate is given.
+  if (!recorded.empty() && options.rates.empty()) {
+    return std::vector<Replayed>{{"recorded", std::move(recorded)}};
+  }
+  if (options.rates.empty()) options.rates = {"1"};
   std::vector<Replayed> replays;
   for (const std::string& rate : options.rates) {
     TREADLE_ASSIGN_OR_RETURN(options.trace.request_rate, ParseRate(rate));
-    replays.push_back({rate, MakeTrace(options.trace)});
+    replays.push_back({rate, recorded.empty() ? MakeTrace(options.trace) : recorded});
+    if (!recorded.empty()) Schedule(options.trace, replays.back().trace);
   }
   return replays;
 }
@@ -213,16 +238,25 @@ void AddTraceFlags(CLI::App& app, ServeBenchOptions& options) {
       ->check(CLI::Range(int64_t{1}, int64_t{10'000'000}));
   app.add_option("--request-rate", options.rates,
                  "requests per second; inf: all at once; several, separated by commas: one after "
-                 "the other")
+                 "the other (default 1; of a recorded trace: its own times)")
       ->delimiter(',');
   app.add_option("--burstiness", options.trace.burstiness,
-                 "shape of gamma-distributed gaps; 1: Poisson")
-      ->check(CLI::Range(0.01, 1000.0));
-  app.add_option("--input-len", options.input, "prompt tokens: N, or LOW:HIGH (uniform)");
-  app.add_option("--output-len", options.output, "generated tokens: N, or LOW:HIGH (uniform)");
-  app.add_option("--trace", options.trace_file,
-                 "recorded trace instead (Mooncake JSONL, Azure or BurstGPT CSV)");
-  app.add_option("--time-scale", options.time_scale, "multiplies a recorded trace's arrival times")
+                 "shape of gamma-distributed gaps; 1: Poisson; inf: all gaps are equal")
+      ->check(CLI::Range(0.01, std::numeric_limits<double>::infinity()));
+  app.add_option("--input-len", options.input,
+                 "prompt tokens: N, LOW:HIGH (uniform), or lognormal:MEAN:STDDEV[:MAX]");
+  app.add_option("--output-len", options.output, "generated tokens, likewise");
+  app.add_option(
+      "--trace", options.trace_file,
+      "recorded lengths and arrivals instead (Mooncake JSONL, Azure or BurstGPT CSV), or "
+      "conversations (ShareGPT JSON)");
+  app.add_option("--time-scale", options.recorded.time_scale,
+                 "multiplies a recorded trace's arrival times")
+      ->check(CLI::Range(0.0, 1e6));
+  app.add_option("--tokenizer", options.tokenizer,
+                 "model file or folder whose tokenizer makes tokens of conversations");
+  app.add_option("--think-time", options.recorded.think_time,
+                 "mean seconds between an answer and its conversation's next turn (exponential)")
       ->check(CLI::Range(0.0, 1e6));
   app.add_option("--max-concurrency", options.replay.max_concurrency,
                  "requests under way at once; 0: no limit")
