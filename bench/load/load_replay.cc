@@ -70,6 +70,7 @@ class Run {
   }
 
   LoadResult ToEnd() {
+    start_ = SteadyClock::now();
     std::thread teller([this] { TellProgress(); });
     for (size_t sent = 0; sent < trace_.size(); ++sent) {
       const Due due = WaitForDue();
@@ -218,7 +219,7 @@ class Run {
   LoadTarget& target_;
   const LoadTarget::Limits limits_;
   const ReplayOptions& options_;
-  const SteadyClock::time_point start_ = SteadyClock::now();
+  SteadyClock::time_point start_;  // of ToEnd
   std::vector<LoadAnswer> answers_;
   std::vector<int64_t> next_;  // turn, of a request; -1: none
   // Of a request: of who sends it, then of who answers, then of who sends the next turn.
