@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <filesystem>
 #include <fstream>
 
 #include "base/status.h"
@@ -54,7 +55,7 @@ class BenchCheck : public testing::Test {
 
 TEST_F(BenchCheck, FailsWhereARatioFellByMoreThanFifteenPercent) {
   Machine(100, 1000);
-  EXPECT_THAT(Check(1), HasSubstr("avx2.json is missing: nothing is committed for avx2"));
+  EXPECT_THAT(Check(1), HasSubstr("avx2.json is missing: nothing is committed for this"));
   EXPECT_THAT(Check(0, {"--write"}), HasSubstr("wrote"));
   EXPECT_THAT(Check(0), AllOf(HasSubstr("all within 15%"), Not(HasSubstr("SLOWER"))));
   Machine(50, 500);  // the whole machine is slower, nothing of ours
@@ -64,6 +65,22 @@ TEST_F(BenchCheck, FailsWhereARatioFellByMoreThanFifteenPercent) {
   Machine(100, 840);
   EXPECT_THAT(Check(1), AllOf(HasSubstr("15 of 17 fell by more than 15%"),
                               HasSubstr("q4_0: new tokens/s, one sequence"), HasSubstr("-16.0%")));
+}
+
+// Something else takes time away from the first rounds; the third round is as it should be.
+TEST_F(BenchCheck, WhatSeemsSlowerIsMeasuredAgain) {
+  Machine(100, 1000);
+  Check(0, {"--write"});
+  Machine(100, 500);
+  const std::string busy = folder_ / "busy", turns = folder_ / "turns";
+  std::filesystem::rename(folder_ / "program", busy);
+  Machine(100, 1000);
+  std::filesystem::rename(folder_ / "program", folder_ / "quiet");
+  std::ofstream(folder_ / "program")
+      << Str("#!/bin/sh\n[ $1 != kernels ] || echo >>", turns, "\n[ $(wc -l <", turns,
+             ") -lt 3 ] && exec ", busy, " \"$@\"\nexec ", folder_ / "quiet", " \"$@\"\n");
+  ASSERT_EQ(chmod((folder_ / "program").c_str(), 0755), 0);
+  EXPECT_THAT(Check(0), HasSubstr("all within 15%"));
 }
 
 TEST_F(BenchCheck, AProgramThatFailsIsNamed) {
