@@ -38,7 +38,7 @@ space := $() $()
 targets = $(if $(SUITES),--target $(foreach suite,$(SUITES),$(if $(wildcard tests/$(suite)/CMakeLists.txt),tests/$(suite)/all,$(suite))))
 labels = $(if $(SUITES),-L '(^|/)($(subst $(space),|,$(strip $(SUITES))))(/|$$)' -E '_NOT_BUILT$$')
 
-.PHONY: serve test build bench install package packages model asan tsan asan-build tsan-build fuzz soak deploy-check http-check chart-flags format format-check clean
+.PHONY: serve test build bench bench-check install package packages model asan tsan asan-build tsan-build fuzz soak deploy-check http-check chart-flags format format-check clean
 
 serve: build
 	@model=$$(scripts/fetch_model.sh "$(MODEL)") || exit 1; \
@@ -51,6 +51,9 @@ build: packages
 bench: packages
 	@[ -f $(BUILD)/build.ninja ] || cmake --preset release
 	@cmake --build --preset release -j $(JOBS) --target treadle-bench
+
+bench-check: build bench
+	@bench/check.py $(ARGS)
 
 install: build
 	@cmake --install $(BUILD) --prefix $(PREFIX)

@@ -49,7 +49,7 @@ def what_ran(result):
     if "trace" in result:
         requests = result["trace"]
     else:
-        arrivals = "Poisson" if result["burstiness"] == "1" else f"gamma ({result['burstiness']})"
+        arrivals = "Poisson" if result["burstiness"] == 1 else f"gamma ({result['burstiness']})"
         requests = f"input {result['input_len']}, output {result['output_len']}, {arrivals} arrivals"
     return f"{result['num_prompts']} requests: {requests}, end of sequence {result['end_of_sequence']}"
 

@@ -8,7 +8,7 @@ treadle_library(treadle_quality_bench
   SOURCES quality/accuracy_bench.cc quality/int8_simulation.cc quality/planted_outliers.cc
   DEPENDS treadle_bench)
 
-add_executable(treadle-bench cli/kernels.cc cli/main.cc cli/quality.cc)
+add_executable(treadle-bench cli/kernels.cc cli/load.cc cli/main.cc cli/quality.cc)
 target_precompile_headers(treadle-bench REUSE_FROM treadle_headers_command)
 target_compile_options(treadle-bench PRIVATE ${TREADLE_QUICK_OPTIONS})
 target_link_libraries(treadle-bench PRIVATE

@@ -6,6 +6,7 @@ namespace treadle {
 int BenchAccuracy(int argc, char** argv);
 int BenchInt8(int argc, char** argv);
 int BenchKernels(int argc, char** argv);
+int BenchLoad(int argc, char** argv);
 int BenchScheduler(int argc, char** argv);
 
 }  // namespace treadle

@@ -9,6 +9,7 @@ namespace {
 constexpr Command kBenchmarks[] = {
     {"kernels", "each op on real shapes, beside the machine's ceilings", BenchKernels},
     {"scheduler", "scheduling and bookkeeping, with an engine that does nothing", BenchScheduler},
+    {"load", "the load client alone, against a server that only echoes", BenchLoad},
     {"accuracy", "KL divergence of compute modes and weight formats from exact", BenchAccuracy},
     {"int8", "ways to quantize to 8 bits (LLM.int8(), Table 2.1)", BenchInt8},
 };

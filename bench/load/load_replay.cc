@@ -1,6 +1,7 @@
 #include "bench/load/load_replay.h"
 
 #include <algorithm>
+#include <queue>
 #include <random>
 #include <thread>
 #include <utility>
@@ -13,117 +14,233 @@ namespace {
 
 using SteadyClock = std::chrono::steady_clock;
 
-// Requests under way, and how many have ended.
-class Tally {
- public:
-  void WaitBelow(int64_t limit) {
-    MutexLock lock(mutex_);
-    while (limit > 0 && started_ - ended_ >= limit) changed_.Wait(mutex_);
-    ++started_;
+absl::Status CheckTrace(const std::vector<TraceEntry>& trace, const LoadTarget::Limits& limits) {
+  for (const TraceEntry& entry : trace) {
+    if (int64_t{entry.input_tokens} + entry.output_tokens > limits.max_context) {
+      return InvalidArgument("the trace has a request of ", entry.input_tokens, " + ",
+                             entry.output_tokens, " tokens, the server's context is ",
+                             limits.max_context);
+    }
+    for (const int32_t id : entry.token_ids) {
+      if (id < limits.vocab) continue;
+      return InvalidArgument("the trace's text has the token ", id, ", the server knows ",
+                             limits.vocab, ": its tokenizer is another one");
+    }
   }
-  void Ended() {
+  return absl::OkStatus();
+}
+
+// A generator for the content of one thing of a run; splitmix64's steps keep seeds apart.
+std::mt19937_64 RandomOf(uint64_t seed, uint64_t what) {
+  uint64_t mixed = seed * 0x9E3779B97F4A7C15u + what;
+  mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9u;
+  mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EBu;
+  return std::mt19937_64(mixed ^ (mixed >> 31));
+}
+
+void AppendRandom(std::vector<int32_t>& ids, int64_t count, int32_t vocab, std::mt19937_64 random) {
+  for (int64_t i = 0; i < count; ++i) {
+    ids.push_back(static_cast<int32_t>(random() % static_cast<uint64_t>(vocab)));
+  }
+}
+
+// One replay: sends each request when it is due, from the thread that calls Run, and writes down
+// what comes, from the target's.
+class Run {
+ public:
+  Run(const std::vector<TraceEntry>& trace, LoadTarget& target, const LoadTarget::Limits& limits,
+      const ReplayOptions& options)
+      : trace_(trace), target_(target), limits_(limits), options_(options), turns_(trace.size()) {
+    result_.requests.resize(trace.size());
+    next_.resize(trace.size(), -1);
+    for (size_t i = 0; i < trace.size(); ++i) {
+      const TraceEntry& entry = trace[i];
+      result_.requests[i].input_tokens = entry.input_tokens;
+      result_.requests[i].token_times.reserve(static_cast<size_t>(entry.output_tokens));
+      answers_.push_back(
+          {[this, i] { Sent(i); },
+           [this, i](int32_t tokens, std::span<const int32_t> ids) { Received(i, tokens, ids); },
+           [this, i](std::string error) { Ended(i, std::move(error)); }});
+      if (entry.after >= 0) {
+        next_[static_cast<size_t>(entry.after)] = static_cast<int64_t>(i);
+      } else {
+        due_.push({entry.arrival, i});
+      }
+    }
+  }
+
+  LoadResult ToEnd() {
+    start_ = SteadyClock::now();
+    std::thread teller([this] { TellProgress(); });
+    for (size_t sent = 0; sent < trace_.size(); ++sent) {
+      const Due due = WaitForDue();
+      if (due.request == kNone) break;
+      Send(due.request);
+    }
+    teller.join();
+    for (const LoadRecord& record : result_.requests) {
+      result_.duration = std::max(result_.duration, record.end);
+    }
+    return std::move(result_);
+  }
+
+ private:
+  static constexpr size_t kNone = ~size_t{0};
+  struct Due {
+    double time;
+    size_t request;
+    bool operator<(const Due& other) const {  // of a queue whose top is the first one due
+      return std::pair(time, request) > std::pair(other.time, other.request);
+    }
+  };
+  struct Turn {  // `prompt` and `answer`: what the next one of a conversation begins with
+    std::vector<int32_t> prompt;
+    std::vector<int32_t> answer;
+    double may_send = 0;  // when it was due, and a place was free
+  };
+
+  double Now() const { return std::chrono::duration<double>(SteadyClock::now() - start_).count(); }
+  SteadyClock::time_point At(double seconds) const {
+    return start_ + std::chrono::duration_cast<SteadyClock::duration>(
+                        std::chrono::duration<double>(seconds));
+  }
+
+  // kNone: nothing more will be due.
+  Due WaitForDue() ABSL_LOCKS_EXCLUDED(mutex_) {
     MutexLock lock(mutex_);
+    for (;;) {
+      if (ended_ == trace_.size()) return {0, kNone};
+      const bool full = options_.max_concurrency > 0 && running_ >= options_.max_concurrency;
+      if (full || due_.empty()) {
+        changed_.Wait(mutex_);
+      } else if (due_.top().time > Now()) {
+        changed_.WaitUntil(mutex_, At(due_.top().time));
+      } else {
+        break;
+      }
+    }
+    const Due due = due_.top();
+    due_.pop();
+    ++running_;
+    result_.requests[due.request].scheduled = due.time;
+    turns_[due.request].may_send =
+        options_.max_concurrency > 0 ? std::max(due.time, room_since_) : due.time;
+    return due;
+  }
+
+  void Send(size_t i) {
+    const TraceEntry& entry = trace_[i];
+    LoadRequest request;
+    request.token_ids = PromptOf(i);
+    request.max_new_tokens = entry.output_tokens;
+    request.temperature = options_.temperature;
+    request.ignore_eos = options_.ignore_eos;
+    request.wants_ids = next_[i] >= 0;
+    request.timeout = options_.request_timeout;
+    if (request.wants_ids) turns_[i].prompt = request.token_ids;
+    result_.requests[i].input_tokens = static_cast<int32_t>(request.token_ids.size());
+    target_.Send(std::move(request), answers_[i]);
+  }
+
+  std::vector<int32_t> PromptOf(size_t i) {
+    const TraceEntry& entry = trace_[i];
+    std::vector<int32_t> ids;
+    if (entry.after >= 0) {  // its records are whole: it has ended
+      Turn& before = turns_[static_cast<size_t>(entry.after)];
+      ids = std::move(before.prompt);
+      ids.insert(ids.end(), before.answer.begin(), before.answer.end());
+    }
+    ids.insert(ids.end(), entry.token_ids.begin(), entry.token_ids.end());
+    if (!entry.token_ids.empty()) return ids;
+    for (const int64_t block : entry.blocks) {
+      AppendRandom(ids, std::min<int64_t>(kBlockTokens, entry.input_tokens - std::ssize(ids)),
+                   limits_.vocab, RandomOf(options_.seed, ~static_cast<uint64_t>(block)));
+    }
+    AppendRandom(ids, entry.input_tokens - std::ssize(ids), limits_.vocab,
+                 RandomOf(options_.seed, i));
+    return ids;
+  }
+
+  void Sent(size_t i) {
+    LoadRecord& record = result_.requests[i];
+    record.sent = Now();
+    record.lag = record.sent - turns_[i].may_send;
+  }
+
+  void Received(size_t i, int32_t tokens, std::span<const int32_t> ids) {
+    LoadRecord& record = result_.requests[i];
+    record.token_times.insert(record.token_times.end(), static_cast<size_t>(tokens), Now());
+    record.output_tokens += tokens;
+    if (next_[i] < 0) return;
+    std::vector<int32_t>& answer = turns_[i].answer;
+    answer.insert(answer.end(), ids.begin(), ids.end());
+    AppendRandom(answer, tokens - std::ssize(ids), limits_.vocab,
+                 RandomOf(options_.seed + answer.size(), ~uint64_t{i}));
+  }
+
+  void Ended(size_t i, std::string error) ABSL_LOCKS_EXCLUDED(mutex_) {
+    result_.requests[i].end = Now();
+    result_.requests[i].error = std::move(error);
+    MutexLock lock(mutex_);
+    --running_;
     ++ended_;
+    room_since_ = Now();
+    if (const int64_t next = next_[i]; next >= 0) {
+      const auto turn = static_cast<size_t>(next);
+      const double due = Now() + trace_[turn].arrival;
+      if (result_.requests[i].error.empty()) {
+        due_.push({due, turn});
+      } else {
+        for (int64_t lost = next; lost >= 0; lost = next_[static_cast<size_t>(lost)]) {
+          LoadRecord& record = result_.requests[static_cast<size_t>(lost)];
+          record.scheduled = record.end = Now();
+          record.error = "not sent: the turn before it failed";
+          ++ended_;
+        }
+      }
+    }
     changed_.NotifyAll();
   }
-  // Waits for all `total` to end; calls `progress` after each change.
-  void WaitEnded(int64_t total, const std::function<void(double)>& progress) {
-    for (int64_t seen = -1; seen < total;) {
+
+  void TellProgress() ABSL_LOCKS_EXCLUDED(mutex_) {
+    for (size_t seen = 0; seen < trace_.size();) {
       {
         MutexLock lock(mutex_);
         while (ended_ == seen) changed_.Wait(mutex_);
         seen = ended_;
       }
-      if (progress) progress(static_cast<double>(seen) / static_cast<double>(total));
+      if (options_.progress) {
+        options_.progress(static_cast<double>(seen) / static_cast<double>(trace_.size()));
+      }
     }
   }
 
- private:
+  const std::vector<TraceEntry>& trace_;
+  LoadTarget& target_;
+  const LoadTarget::Limits limits_;
+  const ReplayOptions& options_;
+  SteadyClock::time_point start_;  // of ToEnd
+  std::vector<LoadAnswer> answers_;
+  std::vector<int64_t> next_;  // turn, of a request; -1: none
+  // Of a request: of who sends it, then of who answers, then of who sends the next turn.
+  std::vector<Turn> turns_;
+  LoadResult result_;
   Mutex mutex_;
   CondVar changed_;
-  int64_t started_ ABSL_GUARDED_BY(mutex_) = 0;
-  int64_t ended_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::priority_queue<Due> due_ ABSL_GUARDED_BY(mutex_);
+  int64_t running_ ABSL_GUARDED_BY(mutex_) = 0;
+  size_t ended_ ABSL_GUARDED_BY(mutex_) = 0;
+  double room_since_ ABSL_GUARDED_BY(mutex_) = 0;
 };
-
-LoadAnswer RecordInto(RequestRecord& record, SteadyClock::time_point start, Tally& tally) {
-  const auto now = [start] {
-    return std::chrono::duration<double>(SteadyClock::now() - start).count();
-  };
-  return {.received =
-              [&record, now](int32_t tokens) {
-                record.token_times.insert(record.token_times.end(), static_cast<size_t>(tokens),
-                                          now());
-                record.output_tokens += tokens;
-              },
-          .ended =
-              [&record, &tally, now](std::string error) {
-                record.end = now();
-                record.error = std::move(error);
-                tally.Ended();
-              }};
-}
-
-LoadRequest MakeRequest(const TraceEntry& entry, const ReplayOptions& options, int32_t vocab,
-                        std::mt19937_64& random) {
-  LoadRequest request;
-  for (int32_t i = 0; i < entry.input_tokens; ++i) {
-    request.token_ids.push_back(static_cast<int32_t>(random() % static_cast<uint64_t>(vocab)));
-  }
-  request.max_new_tokens = entry.output_tokens;
-  request.temperature = options.temperature;
-  request.ignore_eos = options.ignore_eos;
-  request.timeout = options.request_timeout;
-  return request;
-}
-
-absl::Status CheckTrace(const std::vector<TraceEntry>& trace, const LoadTarget::Limits& limits) {
-  for (const TraceEntry& entry : trace) {
-    if (int64_t{entry.input_tokens} + entry.output_tokens <= limits.max_context) continue;
-    return InvalidArgument("the trace has a request of ", entry.input_tokens, " + ",
-                           entry.output_tokens, " tokens, the server's context is ",
-                           limits.max_context);
-  }
-  return absl::OkStatus();
-}
 
 }  // namespace
 
 absl::StatusOr<LoadResult> Replay(const std::vector<TraceEntry>& trace, LoadTarget& target,
                                   const ReplayOptions& options) {
-  TREADLE_ASSIGN_OR_RETURN(const LoadTarget::Limits limits, target.GetLimits());
+  TREADLE_ASSIGN_OR_RETURN(const LoadTarget::Limits limits,
+                           target.GetLimits(std::chrono::seconds(10)));
   TREADLE_RETURN_IF_ERROR(CheckTrace(trace, limits));
-  std::mt19937_64 random(options.seed);
-  std::vector<LoadRequest> requests;
-  LoadResult result;
-  for (const TraceEntry& entry : trace) {
-    requests.push_back(MakeRequest(entry, options, limits.vocab, random));
-    RequestRecord record;
-    record.scheduled = entry.arrival;
-    record.input_tokens = entry.input_tokens;
-    record.token_times.reserve(static_cast<size_t>(entry.output_tokens));
-    result.requests.push_back(std::move(record));
-  }
-
-  Tally tally;
-  const SteadyClock::time_point start = SteadyClock::now();
-  std::vector<LoadAnswer> answers;
-  for (RequestRecord& record : result.requests) {
-    answers.push_back(RecordInto(record, start, tally));
-  }
-  std::thread dispatcher([&] {
-    for (size_t i = 0; i < trace.size(); ++i) {
-      std::this_thread::sleep_until(start + std::chrono::duration_cast<SteadyClock::duration>(
-                                                std::chrono::duration<double>(trace[i].arrival)));
-      tally.WaitBelow(options.max_concurrency);
-      target.Send(std::move(requests[i]), answers[i]);
-    }
-  });
-  tally.WaitEnded(static_cast<int64_t>(trace.size()), options.progress);
-  dispatcher.join();
-  for (const RequestRecord& record : result.requests) {
-    result.duration = std::max(result.duration, record.end);
-  }
-  return result;
+  return Run(trace, target, limits, options).ToEnd();
 }
 
 }  // namespace treadle

@@ -23,13 +23,19 @@ class Reader {
     MutexLock lock(mutex_);
     if (ended_) return;
     const StreamBatch batch = stream_.Take();
-    if (!batch.tokens.empty()) answer_.received(static_cast<int32_t>(batch.tokens.size()));
+    if (!batch.tokens.empty()) Receive(batch.tokens);
     if (!batch.ended) return;
     ended_ = true;
     answer_.ended(batch.status.ok() ? "" : ErrorText(batch.status));
   }
 
  private:
+  void Receive(const std::vector<StreamToken>& tokens) {
+    std::vector<int32_t> ids;
+    for (const StreamToken& token : tokens) ids.push_back(token.token);
+    answer_.received(static_cast<int32_t>(ids.size()), ids);
+  }
+
   TokenStream& stream_;  // owns the notifier that owns this
   LoadAnswer& answer_;
   Mutex mutex_;
@@ -41,7 +47,7 @@ class LocalTarget final : public LoadTarget {
   LocalTarget(RequestPool& pool, const Limits& limits, std::vector<int32_t> end_tokens)
       : pool_(pool), limits_(limits), end_tokens_(std::move(end_tokens)) {}
 
-  absl::StatusOr<Limits> GetLimits() override { return limits_; }
+  absl::StatusOr<Limits> GetLimits(std::chrono::seconds) override { return limits_; }
 
   void Send(LoadRequest request, LoadAnswer& answer) override {
     RequestSpec spec;
@@ -53,6 +59,7 @@ class LocalTarget final : public LoadTarget {
     spec.deadline = Clock::now() + request.timeout;
     absl::StatusOr<RequestPool::Submitted> submitted = pool_.Submit(std::move(spec));
     if (!submitted.ok()) return answer.ended(ErrorText(submitted.status()));
+    answer.sent();
     TokenStream& stream = *submitted->stream;
     stream.SetNotifier([reader = std::make_shared<Reader>(stream, answer)] { reader->Read(); });
   }

@@ -113,18 +113,21 @@ bool AskForCertificateOf(SSL_CTX* context, const std::vector<Certificate>& roots
   return true;
 }
 
-absl::StatusOr<std::shared_ptr<SSL_CTX>> MakeServer(const std::vector<Certificate>& chain,
-                                                    EVP_PKEY* key,
-                                                    const std::vector<Certificate>& roots,
-                                                    const TlsFiles& files) {
-  const std::shared_ptr<SSL_CTX> context(SSL_CTX_new(TLS_server_method()), SSL_CTX_free);
+// One side's context: TLS_server_method() or TLS_client_method(). No `key`: it shows none.
+absl::StatusOr<std::shared_ptr<SSL_CTX>> MakeSide(const SSL_METHOD* side,
+                                                  const std::vector<Certificate>& chain,
+                                                  EVP_PKEY* key,
+                                                  const std::vector<Certificate>& roots,
+                                                  const TlsFiles& files) {
+  const std::shared_ptr<SSL_CTX> context(SSL_CTX_new(side), SSL_CTX_free);
   const bool made = context && ForbidWhatIsOld(context.get()) &&
-                    Identify(context.get(), chain, key) &&
+                    (key == nullptr || Identify(context.get(), chain, key)) &&
                     (roots.empty() || AskForCertificateOf(context.get(), roots));
   const char* reason = made ? nullptr : ERR_reason_error_string(ERR_peek_last_error());
   ERR_clear_error();
   if (made) return context;
-  return InvalidArgument("TLS: OpenSSL does not take the certificate in ", files.certificate, ": ",
+  return InvalidArgument("TLS: OpenSSL does not take the certificate in ",
+                         key != nullptr ? files.certificate : files.ca, ": ",
                          reason != nullptr ? reason : "it does not say why");
 }
 
@@ -148,7 +151,14 @@ absl::StatusOr<TlsMaterial> Check(const TlsFiles& files,
     TREADLE_ASSIGN_OR_RETURN(roots, ReadCertificates(material.ca, files.ca));
     TREADLE_RETURN_IF_ERROR(CheckRoots(roots, files.ca));
   }
-  if (files.key.empty()) return material;
+  const auto make = [&](const SSL_METHOD* side, const std::vector<Certificate>& chain,
+                        EVP_PKEY* key) { return MakeSide(side, chain, key, roots, files); };
+  if (files.key.empty()) {
+    if (!roots.empty()) {
+      TREADLE_ASSIGN_OR_RETURN(material.client, make(TLS_client_method(), {}, nullptr));
+    }
+    return material;
+  }
   TREADLE_ASSIGN_OR_RETURN(const std::vector<Certificate> chain,
                            ReadCertificates(material.certificate, files.certificate));
   TREADLE_RETURN_IF_ERROR(CheckDates(*chain[0], files.certificate));
@@ -159,7 +169,10 @@ absl::StatusOr<TlsMaterial> Check(const TlsFiles& files,
     return InvalidArgument("TLS: the key in ", files.key, " does not belong to the certificate in ",
                            files.certificate);
   }
-  TREADLE_ASSIGN_OR_RETURN(material.server, MakeServer(chain, key.get(), roots, files));
+  TREADLE_ASSIGN_OR_RETURN(material.server, make(TLS_server_method(), chain, key.get()));
+  if (!roots.empty()) {
+    TREADLE_ASSIGN_OR_RETURN(material.client, make(TLS_client_method(), chain, key.get()));
+  }
   return material;
 }
 

@@ -32,6 +32,9 @@ struct TlsMaterial {
   // A server of TLS 1.2 or newer with that certificate; with `ca` for those who show a certificate
   // of it. Null without a certificate.
   std::shared_ptr<ssl_ctx_st> server;
+  // A client that believes those whose certificate is of `ca`, and shows its own, if it has one.
+  // Null without `ca`.
+  std::shared_ptr<ssl_ctx_st> client;
 };
 
 // Reads and checks: readable, PEM, key and certificate belong together, valid today, and strong

@@ -24,6 +24,7 @@ absl::StatusOr<ClientAccess> OpenAccess(const ClientFlags& flags) {
   if (!flags.tls.empty()) {
     TREADLE_ASSIGN_OR_RETURN(const TlsMaterial material, ReadTlsFiles(flags.tls));
     access.credentials = grpc::SslCredentials({material.ca, material.key, material.certificate});
+    access.tls = material.client;
   }
   if (!flags.api_key_file.empty()) {
     TREADLE_ASSIGN_OR_RETURN(const std::string key, ReadFirstKey(flags.api_key_file));

@@ -3,11 +3,11 @@
 // Thread safety: pure, but for the files.
 #pragma once
 
-#include <memory>
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "server/access/tls.h"
+#include "server/access/client_access.h"
+#include "server/access/tls_files.h"
 
 namespace CLI {
 class App;
@@ -21,10 +21,6 @@ struct ClientFlags {
 };
 void AddClientFlags(CLI::App& app, ClientFlags& flags);
 
-struct ClientAccess {
-  std::shared_ptr<grpc::ChannelCredentials> credentials;
-  std::string authorization;  // of every call; empty: none
-};
 // Reads and checks the files; errors name file and reason.
 absl::StatusOr<ClientAccess> OpenAccess(const ClientFlags& flags);
 

@@ -127,11 +127,12 @@ absl::StatusOr<std::unique_ptr<HttpServer>> StartOpenAi(const std::string& liste
                                                         const HealthBoard& health,
                                                         std::vector<HttpRoute> others) {
   const ServedModel& model = sessions.model;
-  const std::string rest = Str(
-      R"(,"object":"model","created":)", std::time(nullptr),
-      R"(,"owned_by":"treadle","max_model_len":)", model.max_context, R"(,"has_chat_template":)",
-      model.chat_template ? "true" : "false", R"(,"sampling_defaults":)",
-      model.sampling_defaults ? EffectsJson(*model.sampling_defaults) : "null", "}");
+  const std::string rest =
+      Str(R"(,"object":"model","created":)", std::time(nullptr),
+          R"(,"owned_by":"treadle","max_model_len":)", model.max_context, R"(,"vocab_size":)",
+          model.vocab, R"(,"has_chat_template":)", model.chat_template ? "true" : "false",
+          R"(,"sampling_defaults":)",
+          model.sampling_defaults ? EffectsJson(*model.sampling_defaults) : "null", "}");
   std::vector<std::string> names = model.names;
   if (names.empty()) names = {model.name};
   std::string entries;

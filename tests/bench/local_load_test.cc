@@ -74,7 +74,7 @@ TEST_P(LocalLoad, EveryRequestGetsAllItsTokensInOrder) {
   EXPECT_EQ(done, 1);
   ASSERT_EQ(result->requests.size(), trace.size());
   for (size_t i = 0; i < trace.size(); ++i) {
-    const RequestRecord& request = result->requests[i];
+    const LoadRecord& request = result->requests[i];
     EXPECT_EQ(request.error, "");
     EXPECT_EQ(request.scheduled, trace[i].arrival);
     EXPECT_EQ(request.input_tokens, trace[i].input_tokens);

@@ -1,21 +1,11 @@
 #include "bench/load/trace.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <fstream>
 
 namespace treadle {
 namespace {
-
-using ::testing::HasSubstr;
-
-std::string WriteFile(const std::string& name, const std::string& content) {
-  const std::string path = ::testing::TempDir() + name;
-  std::ofstream(path) << content;
-  return path;
-}
 
 TEST(SyntheticTrace, PoissonGapsHaveTheMeanAndSpreadOfAnExponential) {
   SyntheticTrace options;
@@ -74,59 +64,61 @@ TEST(SyntheticTrace, LengthsCoverTheirRangeAndSeedsRepeat) {
   for (const TraceEntry& entry : MakeTrace(options)) ASSERT_EQ(entry.arrival, 0);
 }
 
+TEST(SyntheticTrace, FixedGapsAreEqual) {
+  SyntheticTrace options;
+  options.num_requests = 5;
+  options.request_rate = 4;
+  options.burstiness = INFINITY;
+  const auto trace = MakeTrace(options);
+  for (size_t i = 0; i < trace.size(); ++i) EXPECT_DOUBLE_EQ(trace[i].arrival, 0.25 * i);
+}
+
+// Mean and deviation are those of the lengths, not of their logarithms.
+TEST(SyntheticTrace, LogNormalLengthsHaveTheirMeanAndDeviation) {
+  SyntheticTrace options;
+  options.num_requests = 40000;
+  options.input = *ParseLengthRange("lognormal:200:100");
+  options.output = *ParseLengthRange("lognormal:200:100:250");
+  const auto trace = MakeTrace(options);
+  const double n = static_cast<double>(trace.size());
+  double mean = 0, variance = 0, kurtosis = 0, logs = 0;
+  for (const TraceEntry& entry : trace) {
+    mean += entry.input_tokens / n;
+    logs += std::log(entry.input_tokens) / n;
+    EXPECT_LE(entry.output_tokens, 250);
+  }
+  for (const TraceEntry& entry : trace) {
+    variance += std::pow(entry.input_tokens - mean, 2) / n;
+    kurtosis += std::pow(entry.input_tokens - mean, 4) / n;
+  }
+  // Five standard errors.
+  EXPECT_NEAR(mean, 200, 5 * 100 / std::sqrt(n));
+  EXPECT_NEAR(variance, 10000, 5 * std::sqrt((kurtosis - variance * variance) / n));
+  // The logarithm's mean is ln 200 - ln(1.25) / 2; its deviation sqrt(ln 1.25) = 0.472.
+  EXPECT_NEAR(logs, std::log(200) - std::log(1.25) / 2, 5 * 0.472 / std::sqrt(n));
+}
+
+TEST(SyntheticTrace, ASeedsGapsDoNotDependOnLengths) {
+  SyntheticTrace options;
+  options.num_requests = 50;
+  const auto trace = MakeTrace(options);
+  std::vector<TraceEntry> other(50, TraceEntry{7, 1, 1});
+  other[9].after = 3;
+  Schedule(options, other);
+  EXPECT_EQ(other[9].arrival, 7) << "a later turn's is its own";
+  for (int i = 0; i < 9; ++i) EXPECT_EQ(other[i].arrival, trace[i].arrival);
+}
+
 TEST(LengthRange, ParsesAndRejects) {
   EXPECT_EQ(ParseLengthRange("32:512")->high, 512);
   EXPECT_EQ(ParseLengthRange("128")->low, 128);
-  for (const char* bad : {"", "0", "5:4", "a", "1:", "1.5", "-1", "1:2:3", "nan"}) {
+  EXPECT_EQ(ParseLengthRange("lognormal:9.5:0.1:10")->high, 10);
+  for (const char* bad :
+       {"", "0", "5:4", "a", "1:", "1.5", "-1", "1:2:3", "nan", "4294967297", "lognormal",
+        "lognormal:5", "lognormal:0:1", "lognormal:5:0", "lognormal:5:-1", "lognormal:5:nan",
+        "lognormal:5:1:4", "lognormal:5:1:9:9", "lognormal:inf:1"}) {
     EXPECT_FALSE(ParseLengthRange(bad).ok()) << bad;
   }
-}
-
-TEST(RecordedTrace, ReadsMooncakeAzureAndBurstGpt) {
-  const auto mooncake =
-      ReadTrace(WriteFile("m.jsonl",
-                          "{\"timestamp\": 1000, \"input_length\": 7, \"output_length\": 3}\n"
-                          "{\"timestamp\": 3500, \"input_length\": 8, \"output_length\": 4}\n"),
-                0.5, 0);
-  ASSERT_TRUE(mooncake.ok()) << mooncake.status();
-  ASSERT_EQ(mooncake->size(), 2u);
-  EXPECT_DOUBLE_EQ((*mooncake)[0].arrival, 0);
-  EXPECT_DOUBLE_EQ((*mooncake)[1].arrival, 1.25);
-  EXPECT_EQ((*mooncake)[1].output_tokens, 4);
-
-  const auto azure = ReadTrace(WriteFile("a.csv",
-                                         "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
-                                         "2023-11-16 18:17:03.9799600,4808,10\r\n"
-                                         "2023-11-16 18:17:04.0319600,110,27\r\n"),
-                               1, 0);
-  ASSERT_TRUE(azure.ok()) << azure.status();
-  EXPECT_EQ((*azure)[1].input_tokens, 110);
-  EXPECT_NEAR((*azure)[1].arrival, 0.052, 1e-6);
-
-  const auto burst =
-      ReadTrace(WriteFile("b.csv",
-                          "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
-                          "45,ChatGPT,472,18,490,Conversation log\n"
-                          "118,GPT-4,1087,0,1087,Conversation log\n"
-                          "120,GPT-4,417,276,693,Conversation log\n"),
-                1, 0);
-  ASSERT_TRUE(burst.ok()) << burst.status();
-  ASSERT_EQ(burst->size(), 2u) << "a request without an answer is not replayed";
-  EXPECT_EQ((*burst)[1].output_tokens, 276);
-}
-
-TEST(RecordedTrace, ErrorsNameFileAndLine) {
-  const auto missing = ReadTrace("/nonexistent/trace.csv", 1, 0);
-  EXPECT_THAT(missing.status().ToString(), HasSubstr("/nonexistent/trace.csv"));
-  const auto bad = ReadTrace(
-      WriteFile("bad.jsonl", "{\"timestamp\": 1, \"input_length\": 7, \"output_length\": 3}\n{\n"),
-      1, 0);
-  EXPECT_THAT(bad.status().ToString(), HasSubstr("line 2"));
-  const auto header = ReadTrace(WriteFile("bad.csv", "a,b,c\n1,2,3\n"), 1, 0);
-  EXPECT_THAT(header.status().ToString(), HasSubstr("line 1"));
-  const auto cell =
-      ReadTrace(WriteFile("cell.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\nx,1,2\n"), 1, 0);
-  EXPECT_THAT(cell.status().ToString(), HasSubstr("line 2"));
 }
 
 }  // namespace

@@ -29,7 +29,7 @@ TEST(TreadleBench, EveryBenchmarkHasHelp) {
     ++benchmarks;
     EXPECT_THAT(Bench({name, "--help"}), HasSubstr(Str("Usage: treadle-bench ", name, " [flags]")));
   }
-  EXPECT_EQ(benchmarks, 4);
+  EXPECT_EQ(benchmarks, 5);
 }
 
 TEST(TreadleBench, WrongUseSaysWhatIsWrong) {
@@ -45,6 +45,15 @@ TEST(TreadleBench, SchedulerRuns) {
                                    "--iterations", "20", "--repeats", "1", "--json"}));
   EXPECT_EQ(report["iterations"].size(), 2u) << report;
   EXPECT_TRUE(report["prefix_cache"]["microseconds_not_found"].is_number()) << report;
+}
+
+TEST(TreadleBench, LoadRuns) {
+  const nlohmann::json report = nlohmann::json::parse(
+      Bench({"load", "--rate", "200", "--streams", "20", "--seconds", "1", "--json"}));
+  EXPECT_EQ(report["completed"], 200) << report;
+  EXPECT_EQ(report["failed"], 0) << report;
+  EXPECT_EQ(report["total_output_tokens"], 200 * 5) << report;
+  EXPECT_TRUE(report["p99_client_lag_ms"].is_number()) << report;
 }
 
 }  // namespace

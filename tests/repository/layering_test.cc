@@ -278,7 +278,6 @@ TEST(Layering, NoArrowLeadsBack) {
 
 // Headers that rooms see through others although they must not, to be removed; likewise.
 const std::set<std::pair<std::string, std::string>> kKnownReaches = {
-    {"bench/load", "server/cli/client_flags.h"},
     {"scheduler", "kernels/dtype.h"},
     {"scheduler", "kernels/kv_view.h"},
     {"scheduler", "kernels/sampling.h"},

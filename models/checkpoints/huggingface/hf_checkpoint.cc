@@ -97,8 +97,10 @@ std::vector<StoredTensor> WithGatesApart(std::vector<StoredTensor> tensors,
 std::vector<std::string> KeepText(std::vector<SafetensorsEntry>& entries) {
   constexpr std::string_view kModel = "model.", kText = "model.language_model.";
   const auto text = [&](const SafetensorsEntry& entry) { return entry.name.starts_with(kText); };
-  if (std::ranges::none_of(entries, text)) return {};
   std::set<std::string> parts;
+  const auto guesses = [](const SafetensorsEntry& entry) { return entry.name.starts_with("mtp."); };
+  if (std::erase_if(entries, guesses) > 0) parts.insert("mtp");
+  if (std::ranges::none_of(entries, text)) return {parts.begin(), parts.end()};
   std::erase_if(entries, [&](SafetensorsEntry& entry) {
     if (entry.name.starts_with(kText)) {
       entry.name = Str(kModel, entry.name.substr(kText.size()));

@@ -4,80 +4,32 @@
 #include <cmath>
 #include <cstdio>
 #include <fstream>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
 
 #include "base/number.h"
 #include "base/status.h"
-#include "bench/load/load_report.h"
-#include "bench/load/trace.h"
 #include "scheduler/policy.h"
 #include "server/cli/bench/bench.h"
+#include "server/cli/bench/load_run.h"
 #include "server/cli/client_flags.h"
 #include "server/cli/command.h"
 #include "server/cli/open_model.h"
-#include "server/cli/progress.h"
 #include "server/cli/random_model_flag.h"
 
 namespace treadle {
 namespace {
 
-struct ServeBenchOptions {
-  ReplayOptions replay;
-  std::string target = "127.0.0.1:50051";
+struct ServeBenchOptions : LoadRunOptions {
+  LoadServer server = {.target = "127.0.0.1:50051", .access = {}};
   ClientFlags access;
   bool in_process = false;
   ServeOptions serve;  // in this process
-  SyntheticTrace trace;
-  std::vector<std::string> rates = {"1"};
-  std::string input = "32:512";
-  std::string output = "1:128";
-  std::string trace_file;
-  double time_scale = 1;
-  int64_t warmups = 0;
   int64_t wait_ready = 0;
-  std::vector<double> percentiles = {90, 99};
   std::vector<std::string> goodput;
-  std::string label;
-  std::string save_result;
-  bool stop_at_eos = false;
-  bool json = false;
 };
-
-constexpr TraceEntry kWarmUp = {0, 32, 8};
-
-// One replay: a trace at one of the rates.
-struct Replayed {
-  std::string rate;
-  std::vector<TraceEntry> trace;
-  LoadResult result = {};
-};
-
-absl::StatusOr<double> ParseRate(const std::string& text) {
-  if (text == "inf") return 0;  // all at once
-  const std::optional<double> rate = NumberIn<double>(text);
-  if (rate && std::isfinite(*rate) && *rate > 0) return *rate;
-  return InvalidArgument("--request-rate is '", text,
-                         "', expected requests per second above 0, or inf");
-}
-
-absl::StatusOr<std::vector<Replayed>> TracesOf(ServeBenchOptions& options) {
-  if (!options.trace_file.empty()) {
-    TREADLE_ASSIGN_OR_RETURN(
-        std::vector<TraceEntry> trace,
-        ReadTrace(options.trace_file, options.time_scale, options.trace.num_requests));
-    return std::vector<Replayed>{{options.rates[0], std::move(trace)}};
-  }
-  TREADLE_ASSIGN_OR_RETURN(options.trace.input, ParseLengthRange(options.input));
-  TREADLE_ASSIGN_OR_RETURN(options.trace.output, ParseLengthRange(options.output));
-  std::vector<Replayed> replays;
-  for (const std::string& rate : options.rates) {
-    TREADLE_ASSIGN_OR_RETURN(options.trace.request_rate, ParseRate(rate));
-    replays.push_back({rate, MakeTrace(options.trace)});
-  }
-  return replays;
-}
 
 absl::StatusOr<std::map<std::string, double>> ParseGoodput(const std::vector<std::string>& bounds) {
   std::map<std::string, double> result;
@@ -94,29 +46,19 @@ absl::StatusOr<std::map<std::string, double>> ParseGoodput(const std::vector<std
   return result;
 }
 
-absl::Status WarmUpAndReplay(LoadTarget& target, const ServeBenchOptions& options,
-                             std::vector<Replayed>& replays) {
-  ReplayOptions replay = options.replay;
-  replay.ignore_eos = !options.stop_at_eos;
-  if (options.warmups > 0) {
-    const std::vector<TraceEntry> warmup(static_cast<size_t>(options.warmups), kWarmUp);
-    TREADLE_RETURN_IF_ERROR(Replay(warmup, target, replay).status());
-  }
-  for (Replayed& one : replays) {
-    replay.progress = ShowProgress("requests");
-    TREADLE_ASSIGN_OR_RETURN(one.result, Replay(one.trace, target, replay));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status AskServer(const ServeBenchOptions& options, std::vector<Replayed>& replays) {
-  TREADLE_ASSIGN_OR_RETURN(const ClientAccess access, OpenAccess(options.access));
+absl::StatusOr<std::string> AskServer(ServeBenchOptions& options, std::vector<Replayed> replays) {
+  TREADLE_ASSIGN_OR_RETURN(options.server.access, OpenAccess(options.access));
+  TREADLE_ASSIGN_OR_RETURN(const std::unique_ptr<LoadTarget> server,
+                           ConnectToServer(options.server));
   if (options.wait_ready > 0) {
-    TREADLE_RETURN_IF_ERROR(
-        WaitReady(options.target, access, std::chrono::seconds(options.wait_ready)));
+    TREADLE_RETURN_IF_ERROR(server->GetLimits(std::chrono::seconds(options.wait_ready)).status());
   }
-  const std::unique_ptr<LoadTarget> server = ConnectToServer(options.target, access);
-  return WarmUpAndReplay(*server, options, replays);
+  options.protocol = WordOf(kLoadProtocols, options.server.protocol);
+  options.target = options.server.target;
+  if (options.metrics_url.empty() && options.server.protocol == LoadProtocol::kOpenAi) {
+    options.metrics_url = options.target + "/metrics";
+  }
+  return RunLoad(options, *server, std::move(replays));
 }
 
 // Unless told otherwise, the context is what the longest request needs.
@@ -133,7 +75,7 @@ void FitToTraces(const std::vector<Replayed>& replays, ServeOptions& serve) {
   }
 }
 
-absl::Status ServeHere(ServeBenchOptions& options, std::vector<Replayed>& replays) {
+absl::StatusOr<std::string> ServeHere(ServeBenchOptions& options, std::vector<Replayed> replays) {
   ServeOptions& serve = options.serve;
   TREADLE_RETURN_IF_ERROR(Policy::Create(serve.policy).status());  // before minutes of loading
   FitToTraces(replays, serve);
@@ -148,61 +90,17 @@ absl::Status ServeHere(ServeBenchOptions& options, std::vector<Replayed>& replay
   TREADLE_RETURN_IF_ERROR(stack->Start());
   if (!stack->chosen().empty()) std::fprintf(stderr, "%s\n", stack->chosen().c_str());
   const ServedModel& model = stack->model();
-  const std::unique_ptr<LoadTarget> target =
-      LoadInProcess(stack->pool(), {model.max_context, model.vocab}, model.end_ids);
-  return WarmUpAndReplay(*target, options, replays);
+  const std::unique_ptr<LoadTarget> target = LoadInProcess(
+      stack->pool(), {model.max_context, model.vocab, model.name, "{}"}, model.end_ids);
+  options.protocol = options.target = "in-process";
+  return RunLoad(options, *target, std::move(replays));
 }
 
-// The output of all replays, printed or kept: JSON lines.
-struct Reports {
-  std::string printed;
-  std::string details;
-};
-
-absl::StatusOr<Reports> ReportOn(const ServeBenchOptions& options,
-                                 const std::vector<Replayed>& replays) {
-  TREADLE_ASSIGN_OR_RETURN(const auto goodput, ParseGoodput(options.goodput));
-  Reports reports;
-  for (const Replayed& one : replays) {
-    const LoadReport report = Analyze(one.result, goodput);
-    std::map<std::string, std::string> about = {
-        {"target", options.in_process ? "in-process" : options.target}, {"request_rate", one.rate}};
-    if (!options.label.empty()) about["label"] = options.label;
-    about["num_prompts"] = std::to_string(one.trace.size());
-    about["end_of_sequence"] = options.stop_at_eos ? "ends" : "ignored";
-    if (!options.trace_file.empty()) {
-      about["trace"] = options.trace_file;
-    } else {
-      about["burstiness"] = Str(options.trace.burstiness);
-      about["seed"] = std::to_string(options.trace.seed);
-      about["input_len"] = options.input;
-      about["output_len"] = options.output;
-    }
-    reports.details +=
-        ToJson(report, one.result, /*details=*/true, options.percentiles, about) + "\n";
-    if (options.json) {
-      reports.printed +=
-          ToJson(report, one.result, /*details=*/false, options.percentiles, about) + "\n";
-    } else {
-      if (replays.size() > 1) reports.printed += Str(one.rate, " requests/s\n");
-      reports.printed += ToTable(report, options.percentiles);
-    }
-  }
-  return reports;
-}
-
-absl::StatusOr<std::string> RunLoad(ServeBenchOptions options) {
-  TREADLE_RETURN_IF_ERROR(ReportOn(options, {}).status());  // bad flags, before the work
+absl::StatusOr<std::string> RunBench(ServeBenchOptions options) {
+  TREADLE_ASSIGN_OR_RETURN(options.report.goodput, ParseGoodput(options.goodput));
   TREADLE_ASSIGN_OR_RETURN(std::vector<Replayed> replays, TracesOf(options));
-  TREADLE_RETURN_IF_ERROR(options.in_process ? ServeHere(options, replays)
-                                             : AskServer(options, replays));
-  TREADLE_ASSIGN_OR_RETURN(const Reports reports, ReportOn(options, replays));
-  if (!options.save_result.empty()) {
-    std::ofstream file(options.save_result);
-    file << reports.details;
-    if (!file.flush()) return InvalidArgument("--save-result: cannot write ", options.save_result);
-  }
-  return reports.printed;
+  return options.in_process ? ServeHere(options, std::move(replays))
+                            : AskServer(options, std::move(replays));
 }
 
 void AddTraceFlags(CLI::App& app, ServeBenchOptions& options) {
@@ -211,27 +109,39 @@ void AddTraceFlags(CLI::App& app, ServeBenchOptions& options) {
       ->check(CLI::Range(int64_t{1}, int64_t{10'000'000}));
   app.add_option("--request-rate", options.rates,
                  "requests per second; inf: all at once; several, separated by commas: one after "
-                 "the other")
+                 "the other (default 1; of a recorded trace: its own times)")
       ->delimiter(',');
   app.add_option("--burstiness", options.trace.burstiness,
-                 "shape of gamma-distributed gaps; 1: Poisson")
-      ->check(CLI::Range(0.01, 1000.0));
-  app.add_option("--input-len", options.input, "prompt tokens: N, or LOW:HIGH (uniform)");
-  app.add_option("--output-len", options.output, "generated tokens: N, or LOW:HIGH (uniform)");
-  app.add_option("--trace", options.trace_file,
-                 "recorded trace instead (Mooncake JSONL, Azure or BurstGPT CSV)");
-  app.add_option("--time-scale", options.time_scale, "multiplies a recorded trace's arrival times")
+                 "shape of gamma-distributed gaps; 1: Poisson; inf: all gaps are equal")
+      ->check(CLI::Range(0.01, std::numeric_limits<double>::infinity()));
+  app.add_option("--input-len", options.input,
+                 "prompt tokens: N, LOW:HIGH (uniform), or lognormal:MEAN:STDDEV[:MAX]");
+  app.add_option("--output-len", options.output, "generated tokens, likewise");
+  app.add_option(
+      "--trace", options.trace_file,
+      "recorded lengths and arrivals instead (Mooncake JSONL, Azure or BurstGPT CSV), or "
+      "conversations (ShareGPT JSON)");
+  app.add_option("--time-scale", options.recorded.time_scale,
+                 "multiplies a recorded trace's arrival times")
+      ->check(CLI::Range(0.0, 1e6));
+  app.add_option("--tokenizer", options.tokenizer,
+                 "model file or folder whose tokenizer makes tokens of conversations");
+  app.add_option("--think-time", options.recorded.think_time,
+                 "mean seconds between an answer and its conversation's next turn (exponential)")
       ->check(CLI::Range(0.0, 1e6));
   app.add_option("--max-concurrency", options.replay.max_concurrency,
                  "requests under way at once; 0: no limit")
       ->check(CLI::NonNegativeNumber);
   app.add_option("--num-warmups", options.warmups, "short requests before the run")
       ->check(CLI::Range(0, 1000));
-  app.add_option("--seed", options.replay.seed, "of arrivals, lengths and prompts");
+  app.add_option("--seed", options.trace.seed, "of arrivals, lengths and prompts");
+  app.add_option("--seeds", options.seeds,
+                 "runs with this seed and those that follow, and means with confidence intervals")
+      ->check(CLI::Range(1, 1000));
   app.add_option("--temperature", options.replay.temperature, "of sampling; 0: greedy")
       ->check(CLI::Range(0.0f, 100.0f));
   app.add_flag(
-      "--ignore-eos,!--stop-at-eos", [&](int64_t count) { options.stop_at_eos = count < 0; },
+      "--ignore-eos,!--stop-at-eos", [&](int64_t count) { options.replay.ignore_eos = count > 0; },
       "every answer has its full length (the default), or ends as the model wants");
 }
 
@@ -239,12 +149,23 @@ void AddReportFlags(CLI::App& app, ServeBenchOptions& options) {
   app.option_defaults()->group("Report");
   app.add_option("--goodput", options.goodput,
                  "count requests within bounds in ms: ttft:MS tpot:MS itl:MS e2el:MS");
-  app.add_option("--metric-percentiles", options.percentiles, "for the report")
+  app.add_option("--search", options.search,
+                 "search from --request-rate on for the highest rate at which this share of the "
+                 "requests (0.99) is within --goodput")
+      ->check(CLI::Range(0.01, 1.0));
+  app.add_option("--steady-state", options.report.steady_from,
+                 "count only what happens from this many seconds on, until the last arrival")
+      ->check(CLI::Range(0.0, 1e6));
+  app.add_option("--metric-percentiles", options.report.percentiles, "for the report")
       ->delimiter(',')
       ->check(CLI::Range(0.0, 100.0));
   app.add_option("--label", options.label, "name of this run in the JSON (curve of a plot)");
   app.add_option("--save-result", options.save_result,
                  "file for the full JSON, per-request lists too");
+  app.add_option("--html", options.html, "file for a report with plots, whole in itself");
+  app.add_option("--metrics-url", options.metrics_url,
+                 "the server's Prometheus metrics, which tell of guessed tokens (default: /metrics "
+                 "of an openai target)");
   app.add_flag("--json", options.json, "print the summary as one JSON line");
 }
 
@@ -252,7 +173,14 @@ void AddReportFlags(CLI::App& app, ServeBenchOptions& options) {
 void AddTargetFlags(CLI::App& app, ServeBenchOptions& options) {
   app.option_defaults()->group("Target");
   CLI::Option* const target =
-      app.add_option("--target", options.target, "gRPC address of the server");
+      app.add_option("--target", options.server.target,
+                     "the server's address; with --protocol openai also a URL (http://HOST:PORT)");
+  AddChoice(app, "--protocol", options.server.protocol, kLoadProtocols,
+            "grpc (Treadle's), openai (/v1/completions of any server), or vllm-grpc (the engine "
+            "protocol of gateways)");
+  app.add_option("--vocab-size", options.server.vocab,
+                 "tokens that the model knows, of a server of --protocol openai that does not say")
+      ->check(CLI::PositiveNumber);
   AddClientFlags(app, options.access);
   app.add_option("--wait-ready", options.wait_ready, "wait this many seconds for the server")
       ->check(CLI::Range(0, 3600));
@@ -282,8 +210,7 @@ int BenchServe(int argc, char** argv) {
   AddReportFlags(app, options);
   AddTargetFlags(app, options);
   if (auto code = ParseFlags(app, "bench serve", argc, argv)) return *code;
-  options.trace.seed = options.replay.seed;
-  return Finish("bench serve", RunLoad(options));
+  return Finish("bench serve", RunBench(options));
 }
 
 }  // namespace treadle

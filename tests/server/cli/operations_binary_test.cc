@@ -179,8 +179,8 @@ TEST(Operations, TlsKeysAndProbesTogether) {
       Str("bench serve --num-prompts 2 --request-rate inf --input-len 8 --output-len 4 --json",
           " --target ", server.address(), " ", ca_flag, as_client, key_flag)));
   EXPECT_THAT(bench, HasSubstr("\"failed\":0"));
-  for (const char* said : {R"("num_prompts":"2")", R"("input_len":"8")", R"("output_len":"4")",
-                           R"("burstiness":"1")", R"("end_of_sequence":"ignored")"}) {
+  for (const char* said : {R"("num_prompts":2)", R"("input_len":"8")", R"("output_len":"4")",
+                           R"("burstiness":1.0)", R"("end_of_sequence":"ignored")"}) {
     EXPECT_THAT(bench, HasSubstr(said));  // what ran
   }
   EXPECT_EQ(server.Stop(), 0);

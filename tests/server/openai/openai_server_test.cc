@@ -76,6 +76,7 @@ TEST(OpenAiServer, SaysWhatItServes) {
   EXPECT_EQ(models["object"], "list");
   EXPECT_EQ(models["data"][0]["id"], "prefix");
   EXPECT_EQ(models["data"][0]["max_model_len"], 1024);
+  EXPECT_EQ(models["data"][0]["vocab_size"], TestServer::kVocab);
   EXPECT_EQ(models["data"][0]["sampling_defaults"], nullptr);
   EXPECT_EQ(Get(server, "/v1/models/prefix").body, models["data"][0]);
   EXPECT_EQ(Get(server, "/version").body["version"], TREADLE_VERSION);
