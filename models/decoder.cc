@@ -561,17 +561,17 @@ LayerPass Decoder::PassOf(size_t index, const KvView& kv, Communicator* ranks, T
           .gate_up = layer.gate_up.loaded() ? gate_up_.Rows(0, rows) : Tensor(),
           .inner = layer.down_type == DType::kF32 ? gate : Freed(layer.down_type, rows, ffn.size()),
           .half = some(half_),
-          .state_in = some(state_in_),
-          .state_gate = some(state_gate_),
-          .state_out = some(state_out_),
-          .state_beta = some(state_beta_),
-          .state_decay = some(state_decay_),
           .layer_input =
               layer_inputs_.data == nullptr
                   ? Tensor()
                   : layer_inputs_.Rows(0, rows).Cols(
                         (layers_.begin + static_cast<int64_t>(index)) * config.layer_embedding,
                         config.layer_embedding),
+          .state_in = some(state_in_),
+          .state_gate = some(state_gate_),
+          .state_out = some(state_out_),
+          .state_beta = some(state_beta_),
+          .state_decay = some(state_decay_),
           .experts = experts_,
           .expert_use = expert_use_};
 }
