@@ -134,7 +134,7 @@ TEST(GgufPackage, FilesGiveTheLogitsOfTransformers) {
                            "gemma3",       "bloom",      "mixtral",  "qwen3moe",       "gptoss",
                            "smollm3-tied", "granite",    "granite4", "olmo2",          "olmo3",
                            "seed-oss",     "glm4",       "exaone4",  "ernie45",        "hunyuan",
-                           "ministral3",   "phi4-mini",  "gemma4",   "gemma4-large"}) {
+                           "ministral3",   "phi4-mini",  "gemma4",   "gemma4-large",   "apertus"}) {
     SCOPED_TRACE(name);
     const std::string folder = std::string(TREADLE_TESTDATA "/models/") + name;
     const Oracle oracle = ReadOracle(folder);
@@ -171,7 +171,7 @@ INSTANTIATE_TEST_SUITE_P(
                           "llama-yarn", "smollm3", "smollm3-tied", "granite", "granite-tied",
                           "granite4", "olmo2", "olmo3", "seed-oss", "glm4", "exaone4",
                           "exaone4-global", "ernie45", "hunyuan", "ministral3", "phi4-mini",
-                          "gemma4", "gemma4-large"),
+                          "gemma4", "gemma4-large", "apertus"),
         ::testing::ValuesIn(kDevices)),
     [](const auto& info) {
       return Identifier(Str(std::get<0>(info.param), "_", std::get<1>(info.param).name));
