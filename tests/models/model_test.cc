@@ -276,6 +276,25 @@ TEST_F(TinyModels, LayerRangesGiveWhatTheWholeModelGives) {
   }
 }
 
+// Layers 3 to 5 read the K/V of layers 1 and 2: the stage that has them begins with 1 at the
+// latest.
+TEST(SharedKv, AStageHasTheLayersThatItReads) {
+  const auto checkpoint = Checkpoint::Open(TREADLE_TESTDATA "/models/gemma4");
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  const auto backend = MakeBackend(kDevices[0], 1);
+  LoadOptions load;
+  load.max_batch_tokens = 4;
+  for (const int64_t begin : {1, 2, 4}) {
+    load.layers = {begin, 6};
+    const auto model = Model::Load(**checkpoint, *backend, load);
+    EXPECT_EQ(model.ok(), begin == 1) << begin;
+    if (begin == 1) continue;
+    EXPECT_THAT(std::string(model.status().message()),
+                HasSubstr(Str("layers ", begin, " to 6 read the K/V of layer ", begin / 2,
+                              ", expected a range that begins with 0 to 1")));
+  }
+}
+
 TEST(SlidingWindow, IsOfTheLayersThatTheFileNames) {
   const std::pair<const char*, std::vector<bool>> rows[] = {
       {"mistral-window", {true, true}},
