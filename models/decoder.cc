@@ -80,6 +80,17 @@ std::vector<float> AlibiSlopes(int64_t heads) {
   return slopes;
 }
 
+// Sets what a file says of an xIELU. Its two factors are softplus of what is stored, to the second
+// of which the slope is added.
+void SetXielu(Part part, float number, XieluScales& scales) {
+  const auto softplus = static_cast<float>(std::log1p(std::exp(-std::fabs(double{number}))) +
+                                           std::fmax(double{number}, 0.0));
+  if (part == Part::kXieluPositive) scales.positive = softplus;
+  if (part == Part::kXieluNegative) scales.negative = softplus;
+  if (part == Part::kXieluSlope) scales.slope = number, scales.negative += number;
+  if (part == Part::kXieluLargest) scales.largest = number;
+}
+
 }  // namespace
 
 void Norm::Apply(Backend& backend, Tensor x, Tensor out, bool accumulate) const {
@@ -232,6 +243,11 @@ absl::Status Decoder::LoadTensor(WeightLoader& loader, const TensorRow& row,
   if (row.bare) return LoadStateVector(loader, checkpoint, row, name, weights);
   if (row.part == Part::kConvolution) {
     return LoadStateVector(loader, checkpoint, row, name + ".weight", weights);
+  }
+  if (InXielu(row.part)) {
+    TREADLE_ASSIGN_OR_RETURN(const float number, loader.LoadNumber(name + ".weight"));
+    SetXielu(row.part, number, weights.xielu);
+    return absl::OkStatus();
   }
   if (row.part == Part::kLayerScale) {
     TREADLE_ASSIGN_OR_RETURN(const float scale, loader.LoadNumber(name + ".weight"));

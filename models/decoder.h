@@ -54,6 +54,7 @@ struct LayerWeights {
   Norm post_input_norm;           // [hidden], of what these add
   Norm layer_scale;               // [hidden]: a factor, as a norm
   Buffer sinks;                   // [heads] f32
+  XieluScales xielu;              // where the activation is one
   Linear q;                       // [heads * head_dim, hidden]; where one norm is of all: all
   Linear k, v;                    // [kv_heads * head_dim, hidden]; likewise k
   Linear q_gate;                  // as q, of gated attention

@@ -65,7 +65,11 @@ enum class Part {
   kInputGate,        // of the layer's own embedding
   kInputProjection,  // of what the gate lets pass
   kPostInputNorm,    // of what that adds
-  kLayerScale        // a factor of the residual stream behind the layer
+  kXieluPositive,    // numbers of the layer's activation (XieluScales): its inverse softplus
+  kXieluNegative,    // likewise of what the slope is added to
+  kXieluSlope,
+  kXieluLargest,
+  kLayerScale  // a factor of the residual stream behind the layer
 };
 constexpr bool InLayer(Part part) { return part >= Part::kAttentionNorm; }
 // Only layers that keep a state have it, or only those that attend.
@@ -74,6 +78,10 @@ constexpr bool InState(Part part) {
 }
 constexpr bool InAttention(Part part) {
   return part >= Part::kQkv && part <= Part::kAttentionOutput;
+}
+// A number of a layer's activation.
+constexpr bool InXielu(Part part) {
+  return part >= Part::kXieluPositive && part <= Part::kXieluLargest;
 }
 // A layer has such a matrix for each expert.
 constexpr bool InExperts(Part part) {
@@ -192,6 +200,7 @@ struct Architecture {
   bool local_unscaled = false;     // or by the base of all, which nothing scales for them
   // ModelConfig::unrotated_every, where a file leaves it out; null: all layers rotate.
   int64_t (*unrotated_every)(const ModelConfig&) = nullptr;
+  bool xielu = false;  // nothing gates: the activation is an xIELU
   bool geglu = false;  // what gates is a GeLU; else a SiLU
   // ModelConfig::query_scalar, which no key of GGUF says; null: the size of a head.
   int64_t (*gguf_query_scalar)(const ModelConfig&) = nullptr;
@@ -233,6 +242,9 @@ inline const char* GgufEpsilonKey(const Architecture& architecture) {
   return architecture.norm == NormKind::kRms ? "attention.layer_norm_rms_epsilon"
                                              : "attention.layer_norm_epsilon";
 }
+
+// The metadata of an Apertus file that lists a number of each layer: its prefix, before "alpha_p".
+inline constexpr std::string_view kGgufXielu = "xielu.";
 
 // Behind it, of Ministral 3: Yarn::query_beta; and behind "rope.scaling.", by the attention factor
 // of which scale the usual one is divided (transformers' mscale_all_dim).

@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "base/status.h"
+#include "models/architectures/apertus.h"
 #include "models/architectures/architecture.h"
 #include "models/architectures/bloom.h"
 #include "models/architectures/ernie.h"
@@ -30,10 +31,9 @@ namespace treadle {
 namespace {
 
 constexpr Architecture kArchitectures[] = {
-    kLlama,  kGpt2,    kQwen2,   kQwen3,    kGptNeoX, kOpt,     kFalcon,     kPhi3,
-    kGemma3, kBloom,   kMixtral, kQwen3Moe, kGptOss,  kSmolLm3, kGranite,    kGranite4,
-    kOlmo2,  kSeedOss, kGlm4,    kExaone4,  kErnie45, kHunyuan, kMinistral3, kGemma4,
-    kQwen35};
+    kLlama, kGpt2,    kQwen2,    kQwen3,   kGptNeoX,    kOpt,     kFalcon,   kPhi3,  kGemma3,
+    kBloom, kMixtral, kQwen3Moe, kGptOss,  kSmolLm3,    kGranite, kGranite4, kOlmo2, kSeedOss,
+    kGlm4,  kExaone4, kErnie45,  kHunyuan, kMinistral3, kGemma4,  kApertus,  kQwen35};
 
 constexpr std::string_view kGgufLayers = "blk.";
 

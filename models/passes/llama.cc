@@ -11,6 +11,11 @@ absl::Status FeedForward(const LayerPass& p, const LayerWeights& w) {
   // hidden += norm(W_down (silu(W_gate n) * W_up n)), n = norm(hidden); Gemma: gelu.
   const Tensor ffn_in = p.Normalized(w.ffn_norm, p.ffn_in);
   if (w.router.loaded()) return p.AddExperts(w);
+  if (p.architecture.xielu) {
+    p.MatMul(ffn_in, {w.up.To(p.up)});
+    p.backend.Xielu(p.up, w.xielu, p.inner);
+    return p.AddProduct(w.down, p.inner, w.post_ffn_norm);
+  }
   if (w.gate_up.loaded()) {
     p.MatMul(ffn_in, {w.gate_up.To(p.gate_up)});
   } else {

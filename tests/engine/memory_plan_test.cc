@@ -157,6 +157,22 @@ TEST(KvMemoryPlan, BothKindsShareTheMemoryByWhatARequestTakes) {
   EXPECT_EQ(plan->pages, PageCounts(16 * 1024, 16 * 32));
 }
 
+// Each sixth of 42 layers sees everything, with heads of twice the size; the last 18 have no K/V.
+TEST(KvMemoryPlan, LayersThatReadOthersTakeNothing) {
+  const auto checkpoint = Checkpoint::Open("random:gemma-4-e4b");
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  const ModelConfig& config = (*checkpoint)->config();
+  const KvMemoryPlan plan = KvMemoryOf(config, {.page_size = 32}, {2, 3});
+  EXPECT_EQ(plan.bytes_per_token, PageCounts(4 * 2 * 2 * 512 * 2, 20 * 2 * 2 * 256 * 2));
+  EXPECT_EQ(plan.bytes, 32 * (2 * 16384 + 3 * 40960));
+  // Two ranks for each head, of both kinds.
+  const KvMemoryPlan ranks = KvMemoryOf(config, {.page_size = 32, .tensor_parallel = 4}, {2, 3});
+  EXPECT_EQ(ranks.bytes, 2 * plan.bytes);
+  EXPECT_EQ(config.KvSource(41), 23);
+  EXPECT_EQ(config.KvSource(40), 22);
+  EXPECT_EQ(config.LastStageBegin(), 22);
+}
+
 TEST(KvMemoryPlan, NumbersOutOfRangeAreNamed) {
   KvMemoryRequest request = Request(1 << 20, 0);
   request.max_context = 0;

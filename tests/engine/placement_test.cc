@@ -167,5 +167,20 @@ TEST(Placement, WhatIsLeftIsForTheCache) {
   EXPECT_EQ(first.KvTokens(memory), 5000 / 38 / 32 * 32);
 }
 
+TEST(Placement, NoStageBeginsBehindLayersThatOthersRead) {
+  PlacementCosts costs;
+  costs.layers.assign(10, {.seconds = 1, .weight_bytes = 100});
+  costs.last_begin = 2;
+  for (int stages = 1; stages <= 3; ++stages) {
+    const auto placed = PlaceLayers(costs, stages, {});
+    ASSERT_TRUE(placed.ok()) << placed.status();
+    EXPECT_LE(placed->back().layers.begin, 2);
+    EXPECT_EQ(placed->back().layers.end, 10);
+  }
+  const absl::Status status = PlaceLayers(costs, 4, {}).status();
+  EXPECT_NE(status.message().find("expected 1 to 3, since"), std::string::npos) << status;
+  EXPECT_NE(status.message().find("some read K/V of earlier ones"), std::string::npos) << status;
+}
+
 }  // namespace
 }  // namespace treadle

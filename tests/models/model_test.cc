@@ -134,7 +134,7 @@ TEST(GgufPackage, FilesGiveTheLogitsOfTransformers) {
                            "gemma3",       "bloom",      "mixtral",  "qwen3moe",       "gptoss",
                            "smollm3-tied", "granite",    "granite4", "olmo2",          "olmo3",
                            "seed-oss",     "glm4",       "exaone4",  "ernie45",        "hunyuan",
-                           "ministral3",   "phi4-mini",  "gemma4",   "gemma4-large",
+                           "ministral3",   "phi4-mini",  "gemma4",   "gemma4-large",   "apertus",
                            "qwen35"}) {
     SCOPED_TRACE(name);
     const std::string folder = std::string(TREADLE_TESTDATA "/models/") + name;
@@ -172,7 +172,7 @@ INSTANTIATE_TEST_SUITE_P(
                           "llama-yarn", "smollm3", "smollm3-tied", "granite", "granite-tied",
                           "granite4", "olmo2", "olmo3", "seed-oss", "glm4", "exaone4",
                           "exaone4-global", "ernie45", "hunyuan", "ministral3", "phi4-mini",
-                          "gemma4", "gemma4-large", "qwen35", "qwen35-tied"),
+                          "gemma4", "gemma4-large", "apertus", "qwen35", "qwen35-tied"),
         ::testing::ValuesIn(kDevices)),
     [](const auto& info) {
       return Identifier(Str(std::get<0>(info.param), "_", std::get<1>(info.param).name));
@@ -274,6 +274,25 @@ TEST_F(TinyModels, LayerRangesGiveWhatTheWholeModelGives) {
       return logits;
     };
     EXPECT_EQ(run({{0, 3}}), run({{0, 1}, {1, 2}, {2, 3}}));
+  }
+}
+
+// Layers 3 to 5 read the K/V of layers 1 and 2: the stage that has them begins with 1 at the
+// latest.
+TEST(SharedKv, AStageHasTheLayersThatItReads) {
+  const auto checkpoint = Checkpoint::Open(TREADLE_TESTDATA "/models/gemma4");
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  const auto backend = MakeBackend(kDevices[0], 1);
+  LoadOptions load;
+  load.max_batch_tokens = 4;
+  for (const int64_t begin : {1, 2, 4}) {
+    load.layers = {begin, 6};
+    const auto model = Model::Load(**checkpoint, *backend, load);
+    EXPECT_EQ(model.ok(), begin == 1) << begin;
+    if (begin == 1) continue;
+    EXPECT_THAT(std::string(model.status().message()),
+                HasSubstr(Str("layers ", begin, " to 6 read the K/V of layer ", begin / 2,
+                              ", expected a range that begins with 0 to 1")));
   }
 }
 

@@ -26,7 +26,8 @@ VOCAB = 131
 GGUF = ["qwen2-window", "qwen3-tied", "gptneox", "falcon-grouped", "phi3-long", "gemma3", "bloom", "mixtral",
         "qwen3moe", "gptoss"]  # .gguf files too
 CONVERTED = ["smollm3-tied", "granite", "granite4", "olmo2", "olmo3", "seed-oss", "glm4", "exaone4", "ernie45",
-             "hunyuan", "ministral3", "phi4-mini", "gemma4", "gemma4-large", "qwen35"]  # these by llama.cpp's converter
+             "hunyuan", "ministral3", "phi4-mini", "gemma4", "gemma4-large", "apertus",
+             "qwen35"]  # these by llama.cpp's converter
 PROMPT, GREEDY = 9, 20  # tokens that greedy generation begins with, and gives
 LLAMA = dict(vocab_size=VOCAB, hidden_size=30, intermediate_size=53, num_hidden_layers=2,
              num_attention_heads=3, num_key_value_heads=3, max_position_embeddings=96,
@@ -182,6 +183,8 @@ CASES = {
                                              layer_types=["sliding_attention"] * 2 + ["full_attention"], head_dim=14,
                                              global_head_dim=20, num_global_key_value_heads=2, attention_k_eq_v=True,
                                              hidden_size_per_layer_input=0), "float16", 60, {}),
+    "apertus": ("Apertus", LLAMA | dict(num_attention_heads=5, num_key_value_heads=1, pad_token_id=2,
+                                        rope_parameters=LLAMA3 | dict(rope_theta=500.0)), "float16", 60, {}),
     # In 32 bits, for the converter computes gains and rates in the folder's type. States of
     # three key and six value heads in layers 1, 2 and 4; rows beyond two pages of 32.
     "qwen35": ("Qwen3_5", LLAMA | dict(num_key_value_heads=1, head_dim=16, num_hidden_layers=4, pad_token_id=2,

@@ -118,6 +118,14 @@ void GgufWriter::AddStrings(std::string_view key, const std::vector<std::string>
   for (const std::string& value : values) PutString(metadata_, value);
 }
 
+void GgufWriter::AddF32s(std::string_view key, const std::vector<float>& values) {
+  ++metadata_count_;
+  PutKey(metadata_, key, kArray);
+  Put<uint32_t>(metadata_, kF32);
+  Put<uint64_t>(metadata_, values.size());
+  for (const float value : values) Put(metadata_, value);
+}
+
 void GgufWriter::AddI32s(std::string_view key, const std::vector<int32_t>& values) {
   ++metadata_count_;
   PutKey(metadata_, key, kArray);

@@ -23,6 +23,7 @@ class GgufWriter {
   void AddBool(std::string_view key, bool value);
   void AddRaw(std::string_view pair);  // a key, type and value as bytes
   void AddStrings(std::string_view key, const std::vector<std::string>& values);
+  void AddF32s(std::string_view key, const std::vector<float>& values);
   void AddI32s(std::string_view key, const std::vector<int32_t>& values);
   // shape: outermost first. `data` as EncodeWeights gives it.
   void AddTensor(std::string_view name, const std::vector<int64_t>& shape, uint32_t gguf_type,

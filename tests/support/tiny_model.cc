@@ -379,8 +379,14 @@ absl::StatusOr<std::string> WriteTinyGguf(const Architecture& architecture,
   writer.AddF32(prefix + GgufEpsilonKey(architecture), 1e-5f);
   for (const auto& [key, value] : o.numbers) writer.AddF32(prefix + key, value);
   if (o.tokenizer) AddTokenizer(o, writer);
-  std::map<std::string, std::string> experts;  // by name, of all
+  std::map<std::string, std::string> experts;         // by name, of all
+  std::map<std::string, std::vector<float>> numbers;  // of layers' activations, by key
   for (TinyTensor& tensor : TensorsOf(architecture, o)) {
+    if (const size_t at = tensor.gguf_name.find(".ffn_act."); at != std::string::npos) {
+      std::string key = "xielu." + tensor.gguf_name.substr(at + std::string(".ffn_act.").size());
+      numbers[key.substr(0, key.rfind('.'))].push_back(tensor.values[0]);
+      continue;
+    }
     if (tensor.rotated > 0 && tensor.gguf_pairs) PermuteHeads(tensor);
     for (float& value : tensor.values) value = tensor.rates ? -value : value;
     const std::string format = tensor.shape.size() == 1 ? "f32" : o.format;
@@ -400,6 +406,7 @@ absl::StatusOr<std::string> WriteTinyGguf(const Architecture& architecture,
     tensor.shape.insert(tensor.shape.begin(), config.experts);
     writer.AddTensor(all, tensor.shape, type, experts[all]);
   }
+  for (const auto& [key, values] : numbers) writer.AddF32s(key, values);
   const auto path = std::filesystem::path(directory) / ("tiny-" + name + ".gguf");
   TREADLE_RETURN_IF_ERROR(WriteFile(path, writer.Bytes()));
   return path.string();

@@ -1,5 +1,6 @@
 // A GGUF file as a Checkpoint.
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <set>
 
@@ -27,6 +28,7 @@ class GgufCheckpoint final : public Checkpoint {
   absl::Status ReadWindow(const std::string& prefix, const Architecture& architecture);
   absl::Status ReadLayerSizes(const std::string& prefix);
   absl::Status CheckRopeKeys(const std::string& prefix) const;
+  absl::Status ReadXielu(const Architecture& architecture);
   absl::Status ReadLinear(const std::string& prefix);
   absl::Status ReadRotatedPairs();
   absl::Status ReadRope(const std::string& prefix, const Architecture& architecture);
@@ -35,7 +37,8 @@ class GgufCheckpoint final : public Checkpoint {
   bool ReadBias(const Architecture& architecture, Presence bias, std::initializer_list<Part> parts);
 
   std::unique_ptr<GgufFile> file_;
-  std::vector<std::vector<std::byte>> zeros_;  // of biases that the file leaves out
+  // Of biases that the file leaves out, and numbers that its metadata have.
+  std::vector<std::vector<std::byte>> zeros_;
 };
 
 absl::Status GgufCheckpoint::Read(const std::string& path) {
@@ -118,7 +121,42 @@ absl::Status GgufCheckpoint::ReadConfig() {
     return Unimplemented(path_, ": ", rotates, " is not true: layers without rotary embeddings");
   }
   if (architecture->rotary) TREADLE_RETURN_IF_ERROR(ReadRope(prefix, *architecture));
+  if (architecture->xielu) TREADLE_RETURN_IF_ERROR(ReadXielu(*architecture));
   CompleteConfig(config_);
+  return absl::OkStatus();
+}
+
+// Numbers of layers' activations, which metadata list, become tensors as a folder has them.
+absl::Status GgufCheckpoint::ReadXielu(const Architecture& architecture) {
+  std::vector<StoredTensor> all = tensors_;
+  for (const TensorRow& row : architecture.tensors) {
+    if (!InXielu(row.part)) continue;
+    const std::string key = Str(kGgufXielu, row.gguf.substr(row.gguf.find('.') + 1));
+    const GgufValue* const value = file_->Find(key);
+    if (value == nullptr || value->numbers.empty() ||
+        (value->array && std::ssize(value->numbers) != config_.layers)) {
+      return InvalidArgument(path_, ": metadata ", Quoted(key),
+                             value == nullptr ? " is missing" : " is not",
+                             ", expected a number of ", "each of ", config_.layers, " layers");
+    }
+    for (int64_t i = 0; i < config_.layers; ++i) {
+      const double number = value->numbers[value->array ? static_cast<size_t>(i) : 0];
+      if (!(std::fabs(number) <= 1e6)) {
+        return InvalidArgument(path_, ": metadata ", Quoted(key), " has ", number, " of layer ", i,
+                               ", expected -1e6 to 1e6");
+      }
+      const auto narrow = static_cast<float>(number);
+      const auto* const bytes = reinterpret_cast<const std::byte*>(&narrow);
+      zeros_.emplace_back(bytes, bytes + sizeof(narrow));
+      all.push_back(
+          {.name = SpellTensorName(architecture, kind_, {&row, std::to_string(i), ".weight"}),
+           .format = FindWeightFormat("f32"),
+           .shape = {1},
+           .data = zeros_.back().data(),
+           .bytes = sizeof(narrow)});
+    }
+  }
+  AddTensors(std::move(all));
   return absl::OkStatus();
 }
 

@@ -14,6 +14,7 @@
 #include "models/checkpoints/huggingface/fused_experts.h"
 #include "models/checkpoints/huggingface/hf_quantization.h"
 #include "models/checkpoints/huggingface/safetensors.h"
+#include "models/checkpoints/huggingface/text_files.h"
 #include "models/text/tokenizer_json.h"
 
 namespace treadle {
@@ -153,11 +154,13 @@ absl::Status HuggingFaceCheckpoint::ReadShards(const HfQuantization& quantizatio
   }
   left_aside_ = KeepText(entries);
   for (SafetensorsEntry& entry : entries) {
-    if (entry.name.ends_with(".layer_scalar")) entry.name += ".weight";
     // Convolutions: [channels, 1, taps].
     if (entry.shape.size() == 3 && entry.shape[1] == 1 && entry.name.ends_with("conv1d.weight")) {
       entry.shape.erase(entry.shape.begin() + 1);
     }
+    if (!IsNumber(entry.name)) continue;
+    entry.name += ".weight";
+    if (entry.shape.empty()) entry.shape = {1};
   }
   std::vector<StoredTensor> experts;
   if (ArchitectureOf(config_).hugging_face_fused_experts) {

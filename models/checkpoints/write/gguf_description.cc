@@ -206,6 +206,17 @@ absl::Status DescribeModel(const Checkpoint& checkpoint, GgufMetadataWriter& met
                    static_cast<uint32_t>(config.global_every));
     }
   }
+  for (const TensorRow& row : architecture.tensors) {
+    if (!InXielu(row.part)) continue;
+    std::vector<float> numbers;
+    for (int64_t i = 0; i < config.layers; ++i) {
+      const std::string name =
+          SpellTensorName(architecture, checkpoint.kind(), {&row, std::to_string(i), ".weight"});
+      TREADLE_ASSIGN_OR_RETURN(const StoredTensor* tensor, checkpoint.Require(name, {1}));
+      numbers.push_back(DecodeVector(*tensor)[0]);
+    }
+    metadata.Add(Str(kGgufXielu, row.gguf.substr(row.gguf.find('.') + 1)), numbers);
+  }
   if (architecture.unrotated_every != nullptr &&
       config.unrotated_every != architecture.unrotated_every(config)) {
     return Unimplemented(checkpoint.path(), ": one of ", config.unrotated_every,

@@ -105,6 +105,9 @@ absl::StatusOr<TensorTarget> GgufOutput::Target(const StoredTensor& tensor) cons
   if (source_.kind() == Checkpoint::Kind::kHuggingFace) {
     TREADLE_ASSIGN_OR_RETURN(target, FolderTarget(tensor));
   }
+  const TensorName name =
+      ParseTensorName(ArchitectureOf(source_.config()), source_.kind(), tensor.name);
+  if (name.row != nullptr && InXielu(name.row->part)) target.name.clear();  // metadata's
   if (tensor.shape.size() != 2 || target.name.empty()) return target;
   const QuantizeSpec* to = options_.weights.For(tensor, source_);
   if (to == nullptr) return target;

@@ -223,8 +223,9 @@ absl::StatusOr<TensorTarget> HuggingFaceOutput::Target(const StoredTensor& tenso
   }
   // A number that is no module's: its name in a folder has no suffix.
   constexpr std::string_view kWeight = ".weight";
-  if (target.name.ends_with(".layer_scalar.weight")) {
-    target.name.resize(target.name.size() - kWeight.size());
+  if (target.name.ends_with(kWeight)) {
+    const std::string name = target.name.substr(0, target.name.size() - kWeight.size());
+    if (IsNumber(name)) target.name = name;
   }
   if (tensor.shape.size() != 2) return target;
   // Read, but not written.
@@ -252,6 +253,11 @@ absl::Status HuggingFaceOutput::Add(const ConvertedTensor& tensor) {
     const MatrixRole role = RoleOf(tensor.name);
     const bool linear = role != MatrixRole::kEmbedding && role != MatrixRole::kPositions;
     summary_.Note(tensor, linear, role == MatrixRole::kEmbedding && source_.config().tied_head);
+  }
+  if (tensor.name.ends_with(".act_fn.beta") || tensor.name.ends_with(".act_fn.eps")) {
+    ConvertedTensor scalar = tensor;
+    scalar.shape = {};
+    return AddHfTensor(scalar, *writer_);
   }
   return AddHfTensor(tensor, *writer_);
 }

@@ -354,6 +354,7 @@ TEST_F(GgufTest, LayersThatNobodyServesAreRefused) {
        "of layer 1, expected 6"},
       {"gemma4", "gemma4.rope.dimension_count_swa", 4, Raw<uint32_t>(8),
        "dimension_count_swa is 8"},
+      {"apertus", "apertus.block_count", 4, Raw<uint32_t>(1), "a number of each of 1 layers"},
       {"granite4", "granite.rope.scaling.finetuned", 4, Raw<uint8_t>(0), "finetuned is not true"}};
   for (const Row& row : rows) {
     SCOPED_TRACE(row.key);

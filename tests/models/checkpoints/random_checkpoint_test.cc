@@ -146,6 +146,7 @@ TEST(RandomCheckpoint, RunsWithFiniteLogitsInEveryArchitectureAndFormat) {
         "qwen3-0.6b,layers=3,hidden=128,heads=4,kv-heads=2,ffn=256,vocab=300,context=64",
         "gemma-3-270m,layers=6,hidden=128,heads=4,kv-heads=2,ffn=256,vocab=300,context=64",
         "gemma-4-e4b,layers=6,hidden=128,heads=4,kv-heads=2,ffn=256,vocab=300,context=64",
+        "apertus-8b,layers=2,hidden=128,heads=4,kv-heads=2,ffn=256,vocab=300,context=64",
         "orca-13b,layers=3,hidden=128,heads=4,ffn=512,vocab=300,context=64",
         "pythia-1.4b,layers=3,hidden=128,heads=4,ffn=512,vocab=300,context=64",
         "phi-3-mini,layers=3,hidden=128,heads=4,kv-heads=2,ffn=512,vocab=300,context=64",
