@@ -50,8 +50,8 @@ absl::StatusOr<MeasuredMachine> MeasureHere(const ServeOptions& serve) {
   machine.text = absl::StrFormat(
       "%s; %s\nan iteration takes %.3f ms, %.4f ms a row, %.2f ns a position that it reads and "
       "%.4f ms a sample, by %d iterations here\n",
-      opened.served.name, opened.served.backend, 1e3 * cost->per_iteration(),
-      1e3 * cost->per_row(), 1e9 * cost->per_position(), 1e3 * cost->per_sample(), cost->noted());
+      opened.served.name, opened.served.backend, 1e3 * cost->per_iteration(), 1e3 * cost->per_row(),
+      1e9 * cost->per_position(), 1e3 * cost->per_sample(), cost->noted());
   opened.engine.reset();
   return machine;
 }
