@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -20,6 +21,7 @@
 #include "models/checkpoints/random/random_checkpoint.h"
 #include "scheduler/policy.h"
 #include "server/cli/command.h"
+#include "server/cli/simulate/measured.h"
 #include "server/cli/simulate/recording.h"
 
 namespace treadle {
@@ -37,6 +39,7 @@ struct SimulateFlags {
   std::vector<double> rates;
   std::string input = "32:512", output = "1:128", trace_file;
   std::vector<std::string> goodput;
+  bool calibrate = false;
   bool json = false;
 };
 
@@ -99,6 +102,36 @@ absl::StatusOr<std::string> RunFigure(const SimulateFlags& flags) {
   return flags.json ? ToJson(figure) : ToTable(figure);
 }
 
+// What a trace runs on, and how the report describes it.
+struct Machine {
+  std::function<absl::StatusOr<SimulationResult>(const std::vector<TraceEntry>&)> run;
+  std::string text;
+};
+
+absl::StatusOr<Machine> MachineOf(const SimulateFlags& flags, const Checkpoint& checkpoint) {
+  TREADLE_ASSIGN_OR_RETURN(const Roofline roofline, Roofline::Of(checkpoint, flags.machine));
+  return Machine{[roofline, serving = flags.serving](const std::vector<TraceEntry>& trace) {
+                   return SimulateOn(roofline, serving, trace);
+                 },
+                 roofline.ToString()};
+}
+
+absl::StatusOr<Machine> ThisMachine(const SimulateFlags& flags, const Checkpoint& checkpoint) {
+  ServeOptions serve;
+  serve.model = checkpoint.path();
+  serve.weights = flags.machine.weights;
+  serve.max_batch_size = flags.serving.max_batch_size;
+  serve.max_batch_tokens = flags.machine.max_batch_tokens;
+  serve.max_context = flags.machine.max_context;
+  serve.tensor_parallel = flags.machine.tensor_parallel;
+  serve.policy = flags.serving.policy;
+  TREADLE_ASSIGN_OR_RETURN(const MeasuredMachine here, MeasureHere(serve));
+  return Machine{[options = here.simulation](const std::vector<TraceEntry>& trace) {
+                   return Simulate(trace, options);
+                 },
+                 here.text};
+}
+
 absl::StatusOr<std::string> RunTrace(SimulateFlags& flags) {
   TREADLE_ASSIGN_OR_RETURN(const auto goodput, ParseGoodput(flags.goodput));
   TREADLE_ASSIGN_OR_RETURN(const auto trace, TraceOf(flags));
@@ -106,6 +139,8 @@ absl::StatusOr<std::string> RunTrace(SimulateFlags& flags) {
   TREADLE_ASSIGN_OR_RETURN(flags.machine.hardware, FindHardware(flags.hardware));
   if (flags.weights.empty()) flags.weights = {""};
   if (flags.count > 0) {
+    if (flags.calibrate)
+      return InvalidArgument("--calibrate measures one machine, expected no --count");
     if (goodput.empty()) {
       return InvalidArgument(
           "--count searches for what serves most within a target, but --goodput is missing; "
@@ -128,24 +163,24 @@ absl::StatusOr<std::string> RunTrace(SimulateFlags& flags) {
         "several --weights or --max-batch-size are for a search, with --count; "
         "expected one of each without");
   }
-  TREADLE_ASSIGN_OR_RETURN(flags.machine.weights, WeightPlan::Parse(flags.weights[0]));
-  TREADLE_RETURN_IF_ERROR(flags.machine.weights.CheckAgainst(*checkpoint));
   if (!flags.batch_sizes.empty()) flags.serving.max_batch_size = flags.batch_sizes[0];
   flags.machine.max_batch_tokens =
       std::max(flags.machine.max_batch_tokens, 2 * flags.serving.max_batch_size);
-  TREADLE_ASSIGN_OR_RETURN(const Roofline machine, Roofline::Of(*checkpoint, flags.machine));
-  std::string out = flags.json ? "" : machine.ToString();
+  TREADLE_ASSIGN_OR_RETURN(flags.machine.weights, WeightPlan::Parse(flags.weights[0]));
+  TREADLE_RETURN_IF_ERROR(flags.machine.weights.CheckAgainst(*checkpoint));
+  TREADLE_ASSIGN_OR_RETURN(const Machine machine, flags.calibrate ? ThisMachine(flags, *checkpoint)
+                                                                  : MachineOf(flags, *checkpoint));
+  std::string out = flags.json ? "" : machine.text;
   if (flags.rates.empty()) flags.rates = {flags.trace_file.empty() ? 1.0 : 0.0};
   for (const double rate : flags.rates) {
-    TREADLE_ASSIGN_OR_RETURN(const SimulationResult result,
-                             SimulateOn(machine, flags.serving, trace(rate)));
+    TREADLE_ASSIGN_OR_RETURN(const SimulationResult result, machine.run(trace(rate)));
     const LoadReport report = Analyze(result.load, goodput);
     const std::vector<double> percentiles = {90, 99};
     if (flags.json) {
       out += ToJson(report, result.load, /*details=*/false, percentiles,
                     {{"target", "simulated"},
                      {"model", checkpoint->path()},
-                     {"hardware", flags.hardware},
+                     {"hardware", flags.calibrate ? "here" : flags.hardware},
                      {"label",
                       Str(flags.serving.policy, ", max_batch_size ", flags.serving.max_batch_size)},
                      {"request_rate", Str(rate)},
@@ -182,6 +217,10 @@ void AddMachineFlags(CLI::App& app, SimulateFlags& flags) {
   for (const Hardware& row : HardwareTable()) names.push_back(row.name);
   app.add_option("--hardware", flags.hardware,
                  Str("accelerators by their data sheet: ", Joined(names)));
+  app.add_flag("--calibrate", flags.calibrate,
+               "this machine instead: loads the model, runs iterations for some seconds, and fits "
+               "what they cost")
+      ->excludes("--hardware");
   app.add_option("--tensor-parallel", flags.machine.tensor_parallel, "GPUs that share each layer");
   app.add_option("--pipeline-parallel", flags.machine.stages, "stages that share the layers out");
   app.add_option("--weights", flags.weights,

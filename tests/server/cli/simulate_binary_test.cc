@@ -75,6 +75,18 @@ TEST(SimulateBinary, RefusesRecordingsThatDoNotSayEnough) {
   EXPECT_THAT(Simulate("--recording /nonexistent", 2), HasSubstr("/nonexistent"));
 }
 
+// What is measured depends on the machine; that all of it is used does not.
+TEST(SimulateBinary, MeasuresThisMachine) {
+  const std::string report = Simulate(
+      "--calibrate --max-context 256 --input-len 8 --output-len 4 --num-prompts 5 --model " +
+          OwnModel(),
+      0);
+  EXPECT_THAT(report, AllOf(HasSubstr("an iteration takes "), HasSubstr("request throughput"),
+                            HasSubstr("iterations of ")));
+  EXPECT_THAT(Simulate("--calibrate --count 2 --goodput itl:5 --model " + OwnModel(), 2),
+              HasSubstr("--calibrate measures one machine"));
+}
+
 TEST(SimulateBinary, ReportsATraceAndNamesWhatIsWrong) {
   EXPECT_THAT(Simulate("--model llama-3.1-8b --hardware h100 --num-prompts 20", 0),
               AllOf(HasSubstr("NVIDIA H100 data sheet"), HasSubstr("request throughput"),
