@@ -7,8 +7,9 @@
 # (TRANSFORMERS_PYTHON: one with torch and transformers), vLLM's for CPUs (VLLM, with VLLM_MODEL: a folder). One that is
 # not there is said, and the others are compared. Further environment: MODEL (a GGUF file; default: the default model),
 # RATES, ROUNDS (each with another seed), NUM_PROMPTS, INPUT_LEN, OUTPUT_LEN, THREADS, SLOTS, SERVE_ARGS, LLAMA_ARGS,
-# BENCH_ARGS, PYTHON (for the plot: one with matplotlib). All servers stand from the beginning, the idle ones asleep, so that they
-# alternate: on a machine whose speed changes with the hour, one after the other would compare hours.
+# BENCH_ARGS, PYTHON (for the plot: one with matplotlib). All servers stand from the beginning, the idle ones asleep, so
+# that they alternate: on a machine whose speed changes with the hour, one after the other would compare hours.
+# transformers needs gguf and accelerate, too.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-build/compare_peers}

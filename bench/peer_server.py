@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Puts a library that has no server behind OpenAI's completions, so that the load client can measure it: OpenVINO GenAI's
-or transformers' continuous batching. Only what `treadle bench serve --protocol openai` asks is there.
+"""Puts a library that has no server behind OpenAI's completions, so that the load client can measure it: OpenVINO
+GenAI's or transformers' continuous batching. Only what `treadle bench serve --protocol openai` asks is there.
 
 usage: bench/peer_server.py openvino|transformers MODEL.gguf --port PORT [--threads N] [--batch-tokens N]
 
@@ -50,7 +50,7 @@ class Transformers:
             torch.set_num_threads(options.threads)
         path = pathlib.Path(options.model)
         model = transformers.AutoModelForCausalLM.from_pretrained(
-            path.parent, gguf_file=path.name, dtype=torch.bfloat16, attn_implementation="sdpa_paged")
+            path.parent, gguf_file=path.name, dtype=torch.bfloat16, attn_implementation="sdpa")
         how = transformers.GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0, max_new_tokens=1 << 16,
                                             max_batch_tokens=options.batch_tokens)
         self.manager = model.init_continuous_batching(generation_config=how)

@@ -5,13 +5,13 @@ usage: bench/zero_shot.py MODEL [--formats bf16,int8,...] [--samples N] [--out F
 
 last word   a sentence without its last word, which the model must give greedily (as LAMBADA asks): accuracy, and the
             perplexity of the word
-next        the first sentence of four that could follow is the true one, the others are from elsewhere in the text (as
-            HellaSwag asks): accuracy by the likelihood, and by that per byte (normalized)
+next        one of four sentences follows the first, the others are from elsewhere in the text (as HellaSwag asks):
+            accuracy by the likelihood, and by that per byte (normalized)
 
-Sentences are those of bench/fetch_text.sh's text, the Debian Administrator's Handbook, drawn with a fixed seed: the same for
-every format. Run it with a PATH and PYTHONPATH that have lm-eval (tests/clients/evaluations_requirements.txt has the
-version). Formats are of matrices of linear layers, made from what MODEL holds; a difference is paired, so its standard error
-is that of the answers that differ.
+Sentences are those of bench/fetch_text.sh's text, the Debian Administrator's Handbook, drawn with a fixed seed: the
+same for every format. Run it with a PATH and PYTHONPATH that have lm-eval (tests/clients/evaluations_requirements.txt
+has the version). Formats are of matrices of linear layers, made from what MODEL holds. A change is paired: its standard
+error is that of the answers that differ.
 """
 import argparse, json, math, os, pathlib, random, re, shutil, socket, subprocess, sys, tempfile, time, urllib.request
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # build/treadle as clients see it that are not ours: with packages of the registry, pinned, by hash but for the largest,
 # and kept in a cache, and in the distribution's browser. Arguments: which of tests/clients; without any, the clients of
-# HTTP. `hour` plays what an application does in its first hour, up to guidellm and lm-eval (6 GB of packages).
+# HTTP. `hour` plays what an application does in its first hour, up to guidellm, lm-eval (6 GB of packages) and aiperf.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -20,7 +20,7 @@ packages() {
 
 model=$(scripts/fetch_model.sh)
 [ $# -gt 0 ] || set -- openai agents instructor json_schema langchain gateway page
-[ "$*" != hour ] || set -- openai agents langchain instructor evaluations
+[ "$*" != hour ] || set -- openai agents langchain instructor evaluations aiperf
 missing=()
 for client; do
   requirements=tests/clients/${client}_requirements.txt path=

@@ -47,16 +47,21 @@ def run(folder, key, *command):
 
 
 def check_guidellm(client, model, folder):
+    """Two at once; then its sweep: one after the other, all at once, and at a rate between those."""
     base = str(client.base_url).removesuffix("/v1/")
     version = run(folder, client.api_key, "guidellm", "--version").split()[-1]
-    run(folder, client.api_key, "guidellm", "run", "--disable-console", "--backend",
-        f"kind=openai_http,target={base},model={model},api_key={client.api_key}", "--profile",
-        "kind=concurrent,streams=2", "--constraint", "kind=max_requests,count=4", "--data",
-        "kind=json_file,path=prompts.jsonl", "--output", "kind=json,path=report.json")
-    (benchmark,) = json.loads(Path(folder, "report.json").read_text())["benchmarks"]
-    totals = benchmark["metrics"]["request_totals"]
-    assert totals["successful"] == 4 and not totals["errored"], totals
-    return f"guidellm {version}: {totals['successful']} requests, two at once"
+    told = []
+    for profile, runs in (("kind=concurrent,streams=2", 1), ("kind=sweep,sweep_size=3", 3)):
+        run(folder, client.api_key, "guidellm", "run", "--disable-console", "--backend",
+            f"kind=openai_http,target={base},model={model},api_key={client.api_key}", "--profile", profile,
+            "--constraint", "kind=max_requests,count=4", "--data", "kind=json_file,path=prompts.jsonl", "--output",
+            f"kind=json,path=report{runs}.json")
+        benchmarks = json.loads(Path(folder, f"report{runs}.json").read_text())["benchmarks"]
+        totals = [benchmark["metrics"]["request_totals"] for benchmark in benchmarks]
+        assert len(totals) == runs, totals
+        assert all(each["successful"] >= 4 and not each["errored"] for each in totals), totals
+        told.append(f"{profile} {sum(each['successful'] for each in totals)} requests")
+    return f"guidellm {version}: " + ", ".join(told)
 
 
 def check_lm_eval(client, model, folder):

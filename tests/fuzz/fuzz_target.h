@@ -25,9 +25,9 @@ struct FuzzTarget {
 // Each in the source of its name.
 extern const FuzzTarget kActivationMessagesTarget, kChatTemplateTarget, kConfigJsonTarget,
     kControlMasterTarget, kControlWorkerTarget, kGgufTarget, kHttp2GuardTarget, kHttpRequestsTarget,
-    kOperatorFilesTarget, kPlanMessagesTarget, kPreTokenizerTarget, kRecordingTarget,
-    kRequestsTarget, kSafetensorsTarget, kTokenizerJsonTarget, kToolCallsTarget, kTracesTarget,
-    kVocabularyTarget;
+    kHttpResponsesTarget, kOperatorFilesTarget, kPlanMessagesTarget, kPreTokenizerTarget,
+    kRecordingTarget, kRequestsTarget, kSafetensorsTarget, kTokenizerJsonTarget, kToolCallsTarget,
+    kTracesTarget, kVocabularyTarget;
 
 // All of them.
 std::span<const FuzzTarget* const> FuzzTargets();

@@ -13,7 +13,8 @@ std::span<const FuzzTarget* const> FuzzTargets() {
                                       &kVocabularyTarget,    &kPreTokenizerTarget,
                                       &kToolCallsTarget,     &kActivationMessagesTarget,
                                       &kHttpRequestsTarget,  &kOperatorFilesTarget,
-                                      &kTracesTarget,        &kRecordingTarget};
+                                      &kTracesTarget,        &kRecordingTarget,
+                                      &kHttpResponsesTarget};
   return kTargets;
 }
 

@@ -55,6 +55,13 @@ absl::StatusOr<std::string> AskServer(ServeBenchOptions& options, std::vector<Re
   }
   options.protocol = WordOf(kLoadProtocols, options.server.protocol);
   options.target = options.server.target;
+  if (!options.metrics_url.empty()) {  // asked for: it must be there
+    const absl::Status told = AskMetrics(options.metrics_url).status();
+    if (!told.ok()) {
+      return InvalidArgument("--metrics-url ", options.metrics_url, ": ",
+                             std::string(told.message()));
+    }
+  }
   if (options.metrics_url.empty() && options.server.protocol == LoadProtocol::kOpenAi) {
     options.metrics_url = options.target + "/metrics";
   }

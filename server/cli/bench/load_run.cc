@@ -80,12 +80,7 @@ absl::Status CheckSteadyState(const LoadRunOptions& options, const Replayed& one
 // The server's counters of guesses; nothing if it has none, or no metrics.
 std::optional<SpecDecode> AskGuesses(const LoadRunOptions& options) {
   if (options.metrics_url.empty()) return std::nullopt;
-  absl::StatusOr<HttpUrl> url = ParseHttpUrl(options.metrics_url);
-  if (!url.ok()) return std::nullopt;
-  const std::string path = std::exchange(url->path, "");
-  const auto caller = HttpCaller::Open(*url, nullptr, "");
-  if (!caller.ok()) return std::nullopt;
-  const auto metrics = (*caller)->Get(path, std::chrono::seconds(10));
+  const auto metrics = AskMetrics(options.metrics_url);
   return metrics.ok() ? ReadSpecDecode(*metrics) : std::nullopt;
 }
 
@@ -240,6 +235,13 @@ absl::StatusOr<double> Search(const LoadRunOptions& options, LoadTarget& target,
 }
 
 }  // namespace
+
+absl::StatusOr<std::string> AskMetrics(const std::string& address) {
+  TREADLE_ASSIGN_OR_RETURN(HttpUrl url, ParseHttpUrl(address));
+  const std::string path = std::exchange(url.path, "");
+  TREADLE_ASSIGN_OR_RETURN(const auto caller, HttpCaller::Open(url, nullptr, ""));
+  return caller->Get(path, std::chrono::seconds(10));
+}
 
 absl::StatusOr<std::vector<Replayed>> TracesOf(LoadRunOptions& options) {
   TREADLE_ASSIGN_OR_RETURN(options.trace.input, ParseLengthRange(options.input));

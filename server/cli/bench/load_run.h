@@ -49,6 +49,9 @@ struct Replayed {
   nlohmann::ordered_json guesses = {};  // spec_decode_... of the server's metrics
 };
 
+// A server's metrics as it tells them. Errors say why it does not.
+absl::StatusOr<std::string> AskMetrics(const std::string& address);
+
 // The traces that will be replayed; of a search, the first. Errors name the flag or the file.
 absl::StatusOr<std::vector<Replayed>> TracesOf(LoadRunOptions& options);
 
