@@ -272,7 +272,7 @@ def in_double(model):
         if type(module).__name__.endswith("RMSNorm"):
             def forward(x, m=module):
                 gain, epsilon = getattr(m, "weight", 1.0), m.eps if hasattr(m, "eps") else m.variance_epsilon
-                if type(m).__name__.startswith("Gemma3"):
+                if type(m).__name__.startswith(("Gemma3", "Qwen3_5")):
                     gain = 1 + gain
                 return gain * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + epsilon))
             module.forward = forward
