@@ -20,6 +20,11 @@
 
 namespace treadle {
 
+// A vector on the device; null: there is none.
+inline const float* Values(const Buffer& buffer) {
+  return reinterpret_cast<const float*>(buffer.data());
+}
+
 struct Norm {
   NormKind kind = NormKind::kRms;
   float epsilon = 0;

@@ -12,12 +12,9 @@ absl::Status LayerPass::AddState(const LayerWeights& w, Tensor x) const {
   // hidden += W_out (norm(state read) * silu(W_z x)), in each value head.
   MatMul(x, {w.state_input.To(state_in), w.state_gate.To(state_gate), w.state_beta.To(state_beta),
              w.state_decay.To(state_decay)});
-  const auto values = [](const Buffer& buffer) {
-    return reinterpret_cast<const float*>(buffer.data());
-  };
-  backend.Convolve(state_in, values(w.convolution), nullptr, /*silu=*/true, kv, state_in);
-  backend.GatedDelta(state_in, state_decay, state_beta, values(w.decay_rates),
-                     values(w.decay_biases), kv, state_out);
+  backend.Convolve(state_in, Values(w.convolution), nullptr, /*silu=*/true, kv, state_in);
+  backend.GatedDelta(state_in, state_decay, state_beta, Values(w.decay_rates),
+                     Values(w.decay_biases), kv, state_out);
   NormalizeHeads(w.state_norm, state_out);
   backend.SwiGlu(state_gate, state_out, state_out);
   return AddProduct(w.state_output, state_out);

@@ -49,7 +49,7 @@ void AppendRandom(std::vector<int32_t>& ids, int64_t count, int32_t vocab, std::
 class Run {
  public:
   Run(const std::vector<TraceEntry>& trace, LoadTarget& target, const LoadTarget::Limits& limits,
-      const ReplayOptions& options)
+      const LoadReplayOptions& options)
       : trace_(trace), target_(target), limits_(limits), options_(options), turns_(trace.size()) {
     result_.requests.resize(trace.size());
     next_.resize(trace.size(), -1);
@@ -218,7 +218,7 @@ class Run {
   const std::vector<TraceEntry>& trace_;
   LoadTarget& target_;
   const LoadTarget::Limits limits_;
-  const ReplayOptions& options_;
+  const LoadReplayOptions& options_;
   SteadyClock::time_point start_;  // of ToEnd
   std::vector<LoadAnswer> answers_;
   std::vector<int64_t> next_;  // turn, of a request; -1: none
@@ -236,7 +236,7 @@ class Run {
 }  // namespace
 
 absl::StatusOr<LoadResult> Replay(const std::vector<TraceEntry>& trace, LoadTarget& target,
-                                  const ReplayOptions& options) {
+                                  const LoadReplayOptions& options) {
   TREADLE_ASSIGN_OR_RETURN(const LoadTarget::Limits limits,
                            target.GetLimits(std::chrono::seconds(10)));
   TREADLE_RETURN_IF_ERROR(CheckTrace(trace, limits));

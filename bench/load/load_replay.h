@@ -66,7 +66,7 @@ class LoadTarget {
 std::unique_ptr<LoadTarget> LoadInProcess(RequestPool& pool, const LoadTarget::Limits& limits,
                                           std::vector<int32_t> end_tokens);
 
-struct ReplayOptions {
+struct LoadReplayOptions {
   int64_t max_concurrency = 0;  // requests under way at once; 0: no limit
   bool ignore_eos = true;       // every answer has exactly its traced length
   float temperature = 0;
@@ -95,6 +95,6 @@ struct LoadResult {
 // Errors: the target's, and a trace whose requests exceed its context. Of a conversation, what
 // follows a request that failed fails with it.
 absl::StatusOr<LoadResult> Replay(const std::vector<TraceEntry>& trace, LoadTarget& target,
-                                  const ReplayOptions& options);
+                                  const LoadReplayOptions& options);
 
 }  // namespace treadle

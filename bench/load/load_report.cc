@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_format.h"
+#include "base/number.h"
 #include "base/status.h"
 
 namespace treadle {
@@ -105,6 +106,21 @@ double Percentile(const std::vector<double>& sorted, double percent) {
   const auto below = static_cast<size_t>(rank);
   const size_t above = std::min(below + 1, sorted.size() - 1);
   return sorted[below] + (rank - static_cast<double>(below)) * (sorted[above] - sorted[below]);
+}
+
+absl::StatusOr<std::map<std::string, double>> ParseGoodput(const std::vector<std::string>& bounds) {
+  std::map<std::string, double> result;
+  for (const std::string& bound : bounds) {
+    const size_t colon = bound.find(':');
+    const std::string name = bound.substr(0, colon);
+    const auto ms = NumberIn<double>(colon == bound.npos ? "" : bound.substr(colon + 1));
+    const bool known = name == "ttft" || name == "tpot" || name == "itl" || name == "e2el";
+    if (!known || !ms || !(*ms > 0)) {
+      return InvalidArgument("--goodput ", bound, ": expected ttft:MS, tpot:MS, itl:MS or e2el:MS");
+    }
+    result[name] = *ms;
+  }
+  return result;
 }
 
 LoadReport Analyze(const LoadResult& result, const LoadReportOptions& options) {

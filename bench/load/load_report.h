@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "bench/load/load_replay.h"
 
 namespace treadle {
@@ -41,6 +42,9 @@ struct LoadReport {
   // hundredth of the requests: latencies are partly its own.
   bool client_was_late = false;
 };
+
+// The bounds of --goodput, as "ttft:500". Errors: the one that is wrong.
+absl::StatusOr<std::map<std::string, double>> ParseGoodput(const std::vector<std::string>& bounds);
 
 LoadReport Analyze(const LoadResult& result, const LoadReportOptions& options);
 

@@ -16,7 +16,7 @@ absl::StatusOr<bool> Attains(const Roofline& machine, const Serving& serving,
                              const SearchOptions& options, double rate) {
   TREADLE_ASSIGN_OR_RETURN(const SimulationResult result,
                            SimulateOn(machine, serving, options.trace(rate)));
-  const LoadReport report = Analyze(result.load, options.goodput);
+  const LoadReport report = Analyze(result.load, {.goodput = options.goodput});
   // From the first arrival to the last one, about.
   std::vector<double> latencies = report.samples_ms.at("e2el");
   std::ranges::sort(latencies);

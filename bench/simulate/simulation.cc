@@ -110,7 +110,7 @@ class Run {
     spec.max_new_tokens = entry.output_tokens;
     TREADLE_ASSIGN_OR_RETURN(const RequestPool::Submitted submitted, pool_.Submit(std::move(spec)));
     ++left_;
-    RequestRecord& record = result_.load.requests[index];
+    LoadRecord& record = result_.load.requests[index];
     record.scheduled = entry.arrival;
     record.input_tokens = entry.input_tokens;
     streams_[index] = submitted.stream;

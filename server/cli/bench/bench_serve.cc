@@ -31,21 +31,6 @@ struct ServeBenchOptions : LoadRunOptions {
   std::vector<std::string> goodput;
 };
 
-absl::StatusOr<std::map<std::string, double>> ParseGoodput(const std::vector<std::string>& bounds) {
-  std::map<std::string, double> result;
-  for (const std::string& bound : bounds) {
-    const size_t colon = bound.find(':');
-    const std::string name = bound.substr(0, colon);
-    const auto ms = NumberIn<double>(colon == bound.npos ? "" : bound.substr(colon + 1));
-    const bool known = name == "ttft" || name == "tpot" || name == "itl" || name == "e2el";
-    if (!known || !ms || !(*ms > 0)) {
-      return InvalidArgument("--goodput ", bound, ": expected ttft:MS, tpot:MS, itl:MS or e2el:MS");
-    }
-    result[name] = *ms;
-  }
-  return result;
-}
-
 absl::StatusOr<std::string> AskServer(ServeBenchOptions& options, std::vector<Replayed> replays) {
   TREADLE_ASSIGN_OR_RETURN(options.server.access, OpenAccess(options.access));
   TREADLE_ASSIGN_OR_RETURN(const std::unique_ptr<LoadTarget> server,

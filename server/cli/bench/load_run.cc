@@ -86,7 +86,7 @@ std::optional<SpecDecode> AskGuesses(const LoadRunOptions& options) {
 
 absl::Status ReplayOne(const LoadRunOptions& options, LoadTarget& target, Replayed& one) {
   TREADLE_RETURN_IF_ERROR(CheckSteadyState(options, one));
-  ReplayOptions replay = options.replay;
+  LoadReplayOptions replay = options.replay;
   // Another rate has other prompts: a server would find those of the last one in its cache.
   replay.seed = one.seed;
   for (const char c : one.rate) replay.seed = replay.seed * 1'000'003 + static_cast<uint8_t>(c);

@@ -18,7 +18,7 @@
 namespace treadle {
 
 struct LoadRunOptions {
-  ReplayOptions replay;
+  LoadReplayOptions replay;
   SyntheticTrace trace;
   std::vector<std::string> rates;  // empty: 1, or a recorded trace's own times
   int64_t seeds = 1;               // runs with trace.seed, and the ones that follow it

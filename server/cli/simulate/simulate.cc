@@ -6,15 +6,16 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "base/number.h"
 #include "base/status.h"
 #include "bench/load/load_report.h"
 #include "bench/load/trace.h"
+#include "bench/load/trace_file.h"
 #include "bench/simulate/figures.h"
 #include "bench/simulate/search.h"
 #include "models/checkpoints/checkpoint.h"
@@ -43,21 +44,6 @@ struct SimulateFlags {
   bool json = false;
 };
 
-absl::StatusOr<std::map<std::string, double>> ParseGoodput(const std::vector<std::string>& bounds) {
-  std::map<std::string, double> result;
-  for (const std::string& bound : bounds) {
-    const size_t colon = bound.find(':');
-    const std::string name = bound.substr(0, colon);
-    const auto ms = NumberIn<double>(colon == bound.npos ? "" : bound.substr(colon + 1));
-    const bool known = name == "ttft" || name == "tpot" || name == "itl" || name == "e2el";
-    if (!known || !ms || !(*ms > 0)) {
-      return InvalidArgument("--goodput ", bound, ": expected ttft:MS, tpot:MS, itl:MS or e2el:MS");
-    }
-    result[name] = *ms;
-  }
-  return result;
-}
-
 std::string Joined(const std::vector<std::string_view>& names) {
   return absl::StrJoin(std::vector<std::string>(names.begin(), names.end()), ", ");
 }
@@ -77,7 +63,7 @@ absl::StatusOr<std::function<std::vector<TraceEntry>(double)>> TraceOf(SimulateF
     };
   }
   TREADLE_ASSIGN_OR_RETURN(const std::vector<TraceEntry> recorded,
-                           ReadTrace(flags.trace_file, 1, flags.trace.num_requests));
+                           ReadTrace(flags.trace_file, {.limit = flags.trace.num_requests}));
   return [recorded](double rate) {
     std::vector<TraceEntry> trace = recorded;
     const double own = static_cast<double>(trace.size()) / std::max(1e-9, trace.back().arrival);
@@ -174,26 +160,25 @@ absl::StatusOr<std::string> RunTrace(SimulateFlags& flags) {
   if (flags.rates.empty()) flags.rates = {flags.trace_file.empty() ? 1.0 : 0.0};
   for (const double rate : flags.rates) {
     TREADLE_ASSIGN_OR_RETURN(const SimulationResult result, machine.run(trace(rate)));
-    const LoadReport report = Analyze(result.load, goodput);
-    const std::vector<double> percentiles = {90, 99};
+    const LoadReportOptions told = {.goodput = goodput};
+    const LoadReport report = Analyze(result.load, told);
     if (flags.json) {
-      out += ToJson(report, result.load, /*details=*/false, percentiles,
-                    {{"target", "simulated"},
-                     {"model", checkpoint->path()},
-                     {"hardware", flags.calibrate ? "here" : flags.hardware},
-                     {"label",
-                      Str(flags.serving.policy, ", max_batch_size ", flags.serving.max_batch_size)},
-                     {"request_rate", Str(rate)},
-                     {"num_prompts", Str(result.load.requests.size())},
-                     {"iterations", Str(result.iterations)},
-                     {"rows", Str(result.rows)},
-                     {"padding", Str(result.padding)},
-                     {"busy", Str(result.busy)}}) +
-             "\n";
+      const nlohmann::ordered_json about = {
+          {"target", "simulated"},
+          {"model", checkpoint->path()},
+          {"hardware", flags.calibrate ? "here" : flags.hardware},
+          {"label", Str(flags.serving.policy, ", max_batch_size ", flags.serving.max_batch_size)},
+          {"request_rate", rate},
+          {"num_prompts", result.load.requests.size()},
+          {"iterations", result.iterations},
+          {"rows", result.rows},
+          {"padding", result.padding},
+          {"busy", result.busy}};
+      out += Str(ToJson(report, result.load, /*details=*/false, told, about).dump(), "\n");
       continue;
     }
     if (rate > 0) out += absl::StrFormat("\n%g requests/s\n", rate);
-    out += ToTable(report, percentiles);
+    out += ToTable(report, told);
     absl::StrAppendFormat(
         &out,
         "%d iterations of %.1f rows, %.1f of them padding; stages at work %.0f %% of "

@@ -36,7 +36,7 @@ SimulationResult Simulated(const std::vector<TraceEntry>& trace, const Simulatio
 
 std::vector<double> Ends(const SimulationResult& result) {
   std::vector<double> ends;
-  for (const RequestRecord& request : result.load.requests) ends.push_back(request.end);
+  for (const LoadRecord& request : result.load.requests) ends.push_back(request.end);
   return ends;
 }
 
@@ -71,7 +71,7 @@ TEST(VirtualEngine, StagesOverlapAndHopsAddUp) {
 
 TEST(Simulate, ARequestAloneTakesAnIterationAToken) {
   const SimulationResult result = Simulated({{2.5, 7, 5}}, Machine(1, 8));
-  const RequestRecord& request = result.load.requests[0];
+  const LoadRecord& request = result.load.requests[0];
   EXPECT_THAT(request.token_times, testing::ElementsAre(3.5, 4.5, 5.5, 6.5, 7.5));
   EXPECT_EQ(request.error, "");
   EXPECT_EQ(result.iterations, 5);
@@ -128,7 +128,7 @@ TEST(Simulate, IsAQueueWhereItIsOne) {
       {.num_requests = 40'000, .request_rate = 0.5, .input = {1, 1}, .output = {1, 1}, .seed = 7});
   double waited = 0;
   const SimulationResult result = Simulated(trace, options);
-  for (const RequestRecord& request : result.load.requests) {
+  for (const LoadRecord& request : result.load.requests) {
     waited += request.end - request.scheduled - 1;
   }
   EXPECT_NEAR(waited / 40'000, 0.5 / (2 * 0.5), 0.03);
