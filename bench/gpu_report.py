@@ -140,7 +140,7 @@ def peers():
 
 
 def serving():
-    rows = [[r["label"], r["request_rate"], f"{r['request_throughput']:.2f}", f"{r['median_normalized_latency_ms']:.1f}",
+    rows = [[r["label"], f"{r['request_rate']:g}", f"{r['request_throughput']:.2f}", f"{r['median_normalized_latency_ms']:.1f}",
              f"{r['median_ttft_ms']:.0f}", f"{r['p99_itl_ms']:.1f}", r["failed"]]
             for policy in ("fcfs", "request-level") for r in load(f"serve_{policy}")]
     if rows:

@@ -100,7 +100,7 @@ ShardRange FfnFeatures(const Checkpoint& checkpoint, const WeightPlan& weights, 
 }
 
 StateLayout StateLayoutOf(const ModelConfig& config, Shard shard) {
-  return config.StateOf(PartOf(config.state_key_heads, 1, shard).size());
+  return StateOf(config, PartOf(config.state_key_heads, 1, shard).size());
 }
 
 absl::Status CheckShard(const Checkpoint& checkpoint, const WeightPlan& weights, int size) {

@@ -99,6 +99,11 @@ void AddPageCopies(std::vector<OpCase>& cases) {
     c.bench = dtype == DType::kF16;
     cases.push_back(std::move(c));
   }
+  cases.push_back({.name = "copy_pages/state",
+                   .op = Op::kCopyPages,
+                   .rows = 9,
+                   .kv = {.page_size = 16, .dtype = DType::kF32, .state = {150, 3, 2, 6, 24, 9}},
+                   .sequences = {{40, 0}, {33, 0}}});
 }
 
 // The inputs that the two ops on sequences share: the cache, and q.

@@ -9,7 +9,8 @@ namespace treadle {
 namespace {
 
 // How far one head's rows may be off: magnitudes of all that is summed, in a recurrence of its own,
-// each row's times the roundings on the way to it since the call began.
+// each row's times the root of the number of rows since the call began, whose errors are
+// independent.
 class DeltaErrors {
  public:
   // errors: of the cache.
@@ -68,7 +69,7 @@ class DeltaErrors {
   double Units() const {
     const auto dim = static_cast<double>(pages_.layout().key_dim);
     const auto size = static_cast<double>(pages_.page_size());
-    return (16 + std::sqrt(dim) + std::sqrt(size) + 8 * largest_decay_) * (rows_ + 1);
+    return (4 + std::sqrt(dim) / 2 + std::sqrt(size) / 2 + 2 * largest_decay_) * std::sqrt(rows_ + 1);
   }
   // Magnitudes of the state before a row.
   void LoadStart(int64_t position) {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "kernels/state_layout.h"
 #include "models/architectures/model_config.h"
 
 namespace treadle {
@@ -295,5 +296,19 @@ std::string SpellTensorName(const Architecture& architecture, Container kind,
 std::vector<int32_t> FileRowOrder(const TensorRow& row, const ModelConfig& config, Container kind);
 // Row i of the second file is row [i] of the first, given the model's rows in both.
 std::vector<int32_t> OrderBetween(std::span<const int32_t> first, std::span<const int32_t> second);
+
+// What so many of the key heads, with their value heads, have in a page of states. Without states:
+// as it is by default.
+inline StateLayout StateOf(const ModelConfig& config, int64_t key_heads) {
+  if (config.attention_every == 0) return {};
+  const int64_t heads = config.state_heads / config.state_key_heads * key_heads;
+  return {.channels = 2 * key_heads * config.state_key_dim + heads * config.state_value_dim,
+          .taps = config.conv_taps,
+          .key_heads = key_heads,
+          .heads = heads,
+          .key_dim = config.state_key_dim,
+          .value_dim = config.state_value_dim,
+          .tiled = config.tiled_states};
+}
 
 }  // namespace treadle

@@ -12,8 +12,6 @@
 #include <variant>
 #include <vector>
 
-#include "kernels/state_layout.h"
-
 namespace treadle {
 
 // Llama-3's frequency scaling (transformers' rope_type "llama3").
@@ -126,18 +124,6 @@ struct ModelConfig {
     int64_t count = 0;
     for (int64_t layer = begin; layer < end; ++layer) count += HasRing(layer) ? 1 : 0;
     return count;
-  }
-  // What so many of the key heads, with their value heads, have in a page.
-  StateLayout StateOf(int64_t key_heads) const {
-    if (attention_every == 0) return {};
-    const int64_t value_heads = state_heads / state_key_heads * key_heads;
-    return {.channels = 2 * key_heads * state_key_dim + value_heads * state_value_dim,
-            .taps = conv_taps,
-            .key_heads = key_heads,
-            .heads = value_heads,
-            .key_dim = state_key_dim,
-            .value_dim = state_value_dim,
-            .tiled = tiled_states};
   }
   // Each head's query brings a gate of its size, whose sigmoid multiplies what the head attends to.
   bool gated_attention = false;

@@ -12,6 +12,7 @@
 #include "kernels/forwarding_backend.h"
 #include "kernels/reference/reference_backend.h"
 #include "models/checkpoints/checkpoint.h"
+#include "models/checkpoints/write/quantize_checkpoint.h"
 #include "models/model.h"
 #include "tests/support/test_folder.h"
 
@@ -35,6 +36,25 @@ TEST(StatesTest, ABackendThatCannotKeepThemIsRefused) {
   EXPECT_TRUE(absl::IsUnimplemented(model.status()));
   EXPECT_THAT(std::string(model.status().message()),
               HasSubstr("layers of qwen35 keep a state, which the backend reference cannot do"));
+}
+
+TEST(StatesTest, TheyAreWrittenAsTheyWereRead) {
+  const TestFolder folder;
+  QuantizeOptions options;
+  options.weights = *WeightPlan::Parse("f16");
+  const std::string gguf = std::string(kFolder) + "/model.gguf";
+  EXPECT_THAT(std::string(QuantizeCheckpoint(kFolder, folder.path() + "/out.gguf", options)
+                              .status()
+                              .message()),
+              HasSubstr("is written as it was read only; expected " + folder.path() +
+                        "/out.gguf to be a folder"));
+  EXPECT_THAT(std::string(
+                  QuantizeCheckpoint(gguf, folder.path() + "/out", options).status().message()),
+              HasSubstr("/out to be a .gguf file"));
+  EXPECT_EQ(QuantizeCheckpoint(gguf, folder.path() + "/out.gguf", options).status(),
+            absl::OkStatus());
+  EXPECT_EQ(QuantizeCheckpoint(kFolder, folder.path() + "/folder", options).status(),
+            absl::OkStatus());
 }
 
 // config.json with one field changed.

@@ -42,6 +42,11 @@ struct TinyTensor {
   bool rates = false;  // logarithms in folders, negative in GGUF
 };
 
+// Vectors, and convolutions, whose rows are too short for blocks.
+bool KeptAsFloats(const TinyTensor& tensor) {
+  return tensor.shape.size() == 1 || tensor.shape.back() < 16;
+}
+
 std::string Utf8(int code) {
   if (code < 0x80) return {static_cast<char>(code)};
   return {static_cast<char>(0xC0 | (code >> 6)), static_cast<char>(0x80 | (code & 0x3F))};
@@ -142,9 +147,9 @@ ModelConfig ConfigOf(const Architecture& architecture, const TinyModelOptions& o
   }
   if (architecture.states) {
     config.attention_every = 2;
-    config.state_key_heads = config.state_heads = 4;
+    config.state_key_heads = config.state_heads = o.heads;
     config.state_key_dim = 16;
-    config.state_value_dim = 12;
+    config.state_value_dim = 32;
     config.conv_taps = 4;
   }
   if (architecture.local_heads) {
@@ -327,7 +332,7 @@ absl::Status WriteSafetensors(const std::filesystem::path& path, const std::stri
       value = tensor.rates ? std::log(value) : value - tensor.hf_less;
     }
     // Vectors stay float, as in the GGUF file: the same weights in both.
-    const bool vector = tensor.shape.size() == 1;
+    const bool vector = KeptAsFloats(tensor);
     const WeightFormat* stored = vector ? FindWeightFormat("f32") : matrix_format;
     TREADLE_ASSIGN_OR_RETURN(const std::string bytes, EncodeWeights(stored->name, tensor.values));
     header[tensor.hf_name] = {{"dtype", std::string(stored->safetensors_dtype)},
@@ -389,7 +394,7 @@ absl::StatusOr<std::string> WriteTinyGguf(const Architecture& architecture,
     }
     if (tensor.rotated > 0 && tensor.gguf_pairs) PermuteHeads(tensor);
     for (float& value : tensor.values) value = tensor.rates ? -value : value;
-    const std::string format = tensor.shape.size() == 1 ? "f32" : o.format;
+    const std::string format = KeptAsFloats(tensor) ? "f32" : o.format;
     TREADLE_ASSIGN_OR_RETURN(const std::string data, EncodeWeights(format, tensor.values));
     TensorName parsed = ParseTensorName(architecture, Checkpoint::Kind::kGguf, tensor.gguf_name);
     const auto type = static_cast<uint32_t>(FindWeightFormat(format)->gguf_type);

@@ -39,7 +39,7 @@ int64_t StateLayers(const ModelConfig& config) {
 // The two pages of states that a sequence has in each layer that keeps one.
 uint64_t StateBytes(const ModelConfig& config) {
   constexpr int64_t kPageSize = 32;  // by default
-  const int64_t floats = config.StateOf(config.state_key_heads).Floats(kPageSize);
+  const int64_t floats = StateOf(config, config.state_key_heads).Floats(kPageSize);
   return static_cast<uint64_t>(2 * StateLayers(config) * floats) * sizeof(float);
 }
 
