@@ -207,8 +207,8 @@ void TolerantReference::Attention(Tensor q, const KvView& kv, float scale, Tenso
 void TolerantReference::CopyPages(const KvLayout& layout, std::byte* pages,
                                   std::span<const PageCopy> copies) {
   Begin();
-  const int64_t elements = layout.state.present() ? layout.state.Floats(layout.page_size)
-                                                  : 2 * layout.PartElements();
+  const int64_t elements =
+      layout.state.present() ? layout.state.Floats(layout.page_size) : 2 * layout.PartElements();
   tolerances_.cache.resize(static_cast<size_t>(layout.num_pages * elements));
   below().CopyPages(layout, pages, copies);
 }

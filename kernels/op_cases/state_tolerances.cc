@@ -8,84 +8,108 @@
 namespace treadle {
 namespace {
 
-// How far one head's rows may be off: magnitudes of all that is summed, in a recurrence of its own,
-// each row's times the root of the number of rows since the call began, whose errors are
-// independent.
+// How far one head's rows may be off. What a row rounds is a part of the magnitudes that it sums;
+// errors of a state's columns do not grow, because a change takes away what a key of length 1 sees,
+// and those of different rows are independent.
 class DeltaErrors {
  public:
   // errors: of the cache.
   DeltaErrors(const StatePages& pages, const SequenceSpan& span, int64_t head, const KvView& kv,
               std::vector<float>& errors)
-      : pages_(pages), span_(span), head_(head), kv_(kv), errors_(errors) {}
+      : pages_(pages),
+        span_(span),
+        head_(head),
+        kv_(kv),
+        errors_(errors),
+        squares_(static_cast<size_t>(pages.layout().value_dim)) {}
 
-  // Row `i` of the span, which the reference has just computed, and the logarithm of its decay.
-  // out: [value_dim].
-  void AddRow(int64_t i, const float* q, const float* k, const float* v, double decay, float* out) {
+  // Row `i` of the span, which the reference has just computed. out: [value_dim].
+  void AddRow(int64_t i, const float* q, const float* v, float* out) {
     const StateLayout& layout = pages_.layout();
     const int64_t dim = layout.key_dim, values = layout.value_dim;
-    const int64_t position = span_.first_position + i, size = pages_.page_size();
+    const int64_t position = span_.first_position + i;
     if (state_.empty()) LoadStart(position);
-    if (position % size == 0 && position > 0) {
+    if (position % pages_.page_size() == 0 && position > 0) {
       for (int64_t at = 0; at < dim * values; ++at) {
-        Note(pages_.State(position, head_) + at, kFloatUnit * Units() * state_[at]);
+        Note(pages_.State(position, head_) + at,
+             Unit() * sizes_[static_cast<size_t>(at)] + OfColumn(at % values));
       }
+      BeginPage();
     }
-    rows_ += 1;
+    const double decay = DecayOf(position);
     largest_decay_ = std::max<double>(largest_decay_, std::fabs(pages_.Decay(position, head_)));
-    Note(&pages_.Decay(position, head_), kFloatUnit * (8 + static_cast<double>(size)) *
-                                             (largest_decay_ + std::fabs(decay) + 1e-30));
-    double length = 0, query = 0;
+    Note(&pages_.Decay(position, head_), kFloatUnit * 16 * (largest_decay_ + std::fabs(decay)));
+    const float* const key = pages_.Key(position, layout.KeyHeadOf(head_));
+    double length = 1e-6;
     for (int64_t d = 0; d < dim; ++d) {
-      length += double{k[d]} * k[d];
-      query += double{q[d]} * q[d];
+      Note(key + d, kFloatUnit * (8 + std::sqrt(static_cast<double>(dim))) * std::fabs(key[d]));
+      length += double{q[d]} * q[d];
     }
-    length = std::sqrt(length + 1e-6);
-    query = std::sqrt((query + 1e-6) * static_cast<double>(dim));
-    const int64_t key_head = layout.KeyHeadOf(head_);
-    for (int64_t d = 0; d < dim; ++d) {
-      Note(pages_.Key(position, key_head) + d,
-           kFloatUnit * (8 + std::sqrt(static_cast<double>(dim))) * std::fabs(k[d]) / length);
-    }
-    const double kept = std::exp(decay);
-    for (double& magnitude : state_) magnitude *= kept;
+    const double root = std::sqrt(static_cast<double>(dim));
+    Decay(decay);
     for (int64_t j = 0; j < values; ++j) {
-      double known = std::fabs(v[j]);
-      for (int64_t d = 0; d < dim; ++d) {
-        known += std::fabs(k[d]) / length * state_[static_cast<size_t>(d * values + j)];
-      }
-      Note(pages_.Change(position, head_) + j, kFloatUnit * Units() * known);
-      double seen = 0;
-      for (int64_t d = 0; d < dim; ++d) {
-        double& magnitude = state_[static_cast<size_t>(d * values + j)];
-        magnitude += std::fabs(k[d]) / length * known;
-        seen += std::fabs(q[d]) / query * magnitude;
-      }
-      out[j] = static_cast<float>(kFloatUnit * Units() * seen + 0x1p-126);
+      double& square = squares_[static_cast<size_t>(j)];
+      square *= std::exp(2 * decay);
+      const double own = Unit() * (std::fabs(v[j]) + Seen(key, j));
+      const float* const change = pages_.Change(position, head_) + j;
+      Note(change, own + OfColumn(j));
+      square += own * own;
+      for (int64_t d = 0; d < dim; ++d) Add(d, j, double{key[d]} * *change);
+      const double query = std::sqrt(length) * root;
+      out[j] = static_cast<float>(Unit() * Seen(q, j) / query + OfColumn(j) / root + 0x1p-126);
     }
   }
 
  private:
-  // Sums over features and positions, exp of a difference of decays, and what earlier rows bring.
-  double Units() const {
-    const auto dim = static_cast<double>(pages_.layout().key_dim);
-    const auto size = static_cast<double>(pages_.page_size());
-    return (4 + std::sqrt(dim) / 2 + std::sqrt(size) / 2 + 2 * largest_decay_) * std::sqrt(rows_ + 1);
+  void Add(int64_t d, int64_t j, double term) {
+    const auto at = static_cast<size_t>(d * pages_.layout().value_dim + j);
+    state_[at] += term;
+    sizes_[at] += std::fabs(term);
   }
-  // Magnitudes of the state before a row.
+  void Decay(double logarithm) {
+    for (double& value : state_) value *= std::exp(logarithm);
+    for (double& size : sizes_) size *= std::exp(logarithm);
+  }
+  // From here on, the sums begin with the state as it is.
+  void BeginPage() {
+    for (size_t at = 0; at < state_.size(); ++at) sizes_[at] = std::fabs(state_[at]);
+  }
+  // The sum of the magnitudes of x times those that make column j.
+  double Seen(const float* x, int64_t j) const {
+    double sum = 0;
+    for (int64_t d = 0; d < pages_.layout().key_dim; ++d) {
+      sum += std::fabs(x[d]) * sizes_[static_cast<size_t>(d * pages_.layout().value_dim + j)];
+    }
+    return sum;
+  }
+  // What column j of the state may be off by.
+  double OfColumn(int64_t j) const { return 4 * std::sqrt(squares_[static_cast<size_t>(j)]); }
+  // Roundings of sums over features and positions, and of exp of a difference of decays.
+  double Unit() const {
+    const auto terms = static_cast<double>(pages_.layout().key_dim + pages_.page_size());
+    return kFloatUnit * (8 + std::sqrt(terms) + 4 * largest_decay_);
+  }
+  double DecayOf(int64_t position) const {
+    const bool first = position % pages_.page_size() == 0;
+    return pages_.Decay(position, head_) - (first ? 0 : double{pages_.Decay(position - 1, head_)});
+  }
+  // The state before a row.
   void LoadStart(int64_t position) {
     const StateLayout& layout = pages_.layout();
     const int64_t size = pages_.page_size();
     const int64_t begin = std::max<int64_t>(0, position - 1) / size * size;
-    const float* first = pages_.State(begin, head_);
-    state_.assign(static_cast<size_t>(layout.key_dim * layout.value_dim), 0);
-    for (double& magnitude : state_) magnitude = std::fabs(*first++);
+    const float* const first = pages_.State(begin, head_);
+    state_.assign(first, first + layout.key_dim * layout.value_dim);
+    sizes_.resize(state_.size());
+    BeginPage();
     for (int64_t p = begin; p < position; ++p) {
       largest_decay_ = std::max<double>(largest_decay_, std::fabs(pages_.Decay(p, head_)));
-      for (size_t at = 0; at < state_.size(); ++at) {
-        const auto d = static_cast<int64_t>(at) / layout.value_dim;
-        const auto j = static_cast<int64_t>(at) % layout.value_dim;
-        state_[at] +=
-            std::fabs(pages_.Key(p, layout.KeyHeadOf(head_))[d] * pages_.Change(p, head_)[j]);
+      Decay(DecayOf(p));
+      const float* const key = pages_.Key(p, layout.KeyHeadOf(head_));
+      for (int64_t d = 0; d < layout.key_dim; ++d) {
+        for (int64_t j = 0; j < layout.value_dim; ++j) {
+          Add(d, j, double{key[d]} * pages_.Change(p, head_)[j]);
+        }
       }
     }
   }
@@ -103,8 +127,9 @@ class DeltaErrors {
   const int64_t head_;
   const KvView& kv_;
   std::vector<float>& errors_;
-  std::vector<double> state_;  // [key_dim, value_dim]
-  double rows_ = 0;
+  std::vector<double> state_;    // [key_dim, value_dim]
+  std::vector<double> sizes_;    // likewise: magnitudes of the terms of its page that make it
+  std::vector<double> squares_;  // [value_dim]: of errors of columns, of their lengths
   double largest_decay_ = 0;
 };
 
@@ -151,14 +176,10 @@ void TolerantReference::GatedDelta(Tensor qkv, Tensor decay, Tensor beta, const 
     for (int64_t head = 0; head < layout.heads; ++head) {
       DeltaErrors of_head(pages, span, head, kv, tolerances_.cache);
       for (int64_t i = 0; i < span.num_rows; ++i) {
-        const int64_t position = span.first_position + i, row = span.first_row + i;
-        const bool begins = position % pages.page_size() == 0;
-        const float* const q = qkv.Row<float>(row) + layout.KeyHeadOf(head) * layout.key_dim;
-        const float* const v =
-            qkv.Row<float>(row) + 2 * layout.key_heads * layout.key_dim + head * layout.value_dim;
-        const double own =
-            pages.Decay(position, head) - (begins ? 0 : double{pages.Decay(position - 1, head)});
-        of_head.AddRow(i, q, q + layout.key_heads * layout.key_dim, v, own,
+        const int64_t row = span.first_row + i;
+        const float* const all = qkv.Row<float>(row);
+        of_head.AddRow(i, all + layout.KeyHeadOf(head) * layout.key_dim,
+                       all + 2 * layout.key_heads * layout.key_dim + head * layout.value_dim,
                        errors + row * out.cols + head * layout.value_dim);
       }
     }

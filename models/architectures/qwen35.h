@@ -43,7 +43,7 @@ inline constexpr TensorRow kQwen35Tensors[] = {
     {Part::kDown, "ffn_down", "mlp.down_proj", Extent::kHidden, Extent::kInner}};
 
 inline constexpr std::string_view kQwen35Classes[] = {"Qwen3_5ForCausalLM",
-                                                     "Qwen3_5ForConditionalGeneration"};
+                                                      "Qwen3_5ForConditionalGeneration"};
 inline constexpr FixedField kQwen35Fixed[] = {{"hidden_act", "\"silu\""},
                                               {"attention_bias", "false"}};
 

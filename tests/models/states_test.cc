@@ -43,14 +43,14 @@ TEST(StatesTest, TheyAreWrittenAsTheyWereRead) {
   QuantizeOptions options;
   options.weights = *WeightPlan::Parse("f16");
   const std::string gguf = std::string(kFolder) + "/model.gguf";
-  EXPECT_THAT(std::string(QuantizeCheckpoint(kFolder, folder.path() + "/out.gguf", options)
-                              .status()
-                              .message()),
-              HasSubstr("is written as it was read only; expected " + folder.path() +
-                        "/out.gguf to be a folder"));
-  EXPECT_THAT(std::string(
-                  QuantizeCheckpoint(gguf, folder.path() + "/out", options).status().message()),
-              HasSubstr("/out to be a .gguf file"));
+  EXPECT_THAT(
+      std::string(
+          QuantizeCheckpoint(kFolder, folder.path() + "/out.gguf", options).status().message()),
+      HasSubstr("is written as it was read only; expected " + folder.path() +
+                "/out.gguf to be a folder"));
+  EXPECT_THAT(
+      std::string(QuantizeCheckpoint(gguf, folder.path() + "/out", options).status().message()),
+      HasSubstr("/out to be a .gguf file"));
   EXPECT_EQ(QuantizeCheckpoint(gguf, folder.path() + "/out.gguf", options).status(),
             absl::OkStatus());
   EXPECT_EQ(QuantizeCheckpoint(kFolder, folder.path() + "/folder", options).status(),

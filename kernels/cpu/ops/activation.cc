@@ -1,4 +1,5 @@
-// Both SwiGLUs, GeGLU, the sigmoid gate, both GELUs, ReLU, xIELU and the bound of logits, elementwise.
+// Both SwiGLUs, GeGLU, the sigmoid gate, both GELUs, ReLU, xIELU and the bound of logits,
+// elementwise.
 #include "kernels/backend.h"
 #include "kernels/cpu/isa_kernel.h"
 

@@ -322,8 +322,11 @@ absl::Status GgufCheckpoint::ReadYarn(const std::string& prefix, const Architect
 absl::Status GgufCheckpoint::CheckRopeKeys(const std::string& prefix) const {
   std::set<std::string> known = {
       prefix + "rope.dimension_sections",  // which are alike where all tokens are text
-      prefix + "rope.dimension_count_swa", prefix + "rope.scale_linear", prefix + "rope.scaling.type",
-      prefix + "rope.scaling.finetuned", prefix + "rope.scaling.yarn_attn_factor",
+      prefix + "rope.dimension_count_swa",
+      prefix + "rope.scale_linear",
+      prefix + "rope.scaling.type",
+      prefix + "rope.scaling.finetuned",
+      prefix + "rope.scaling.yarn_attn_factor",
       prefix + "rope.scaling." + kYarnDivisor};
   const auto add = [&]<typename Struct>(const std::string& before, const Struct*) {
     for (const ConfigField<Struct>& field : FieldsOf<Struct>()) {

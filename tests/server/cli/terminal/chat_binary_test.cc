@@ -129,8 +129,8 @@ TEST(ChatBinary, CtrlCStopsTheAnswerAndNotTheProgram) {
     ASSERT_TRUE(chat.WaitForText("> ", before)) << chat.output();
     const size_t asked = chat.output().size();
     chat.Type("one\n");
-    // Some of the answer, behind the terminal's echo. An answer that was stopped may still take some
-    // of the iterations.
+    // Some of the answer, behind the terminal's echo. An answer that was stopped may still take
+    // some of the iterations.
     ASSERT_TRUE(chat.WaitFor([&](const std::string& output) {
       held.server.gate().Allow(2);
       return output.size() > asked + std::string("one\r\n").size();
