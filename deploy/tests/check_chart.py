@@ -20,7 +20,7 @@ CHART = os.path.join(HERE, "..", "helm", "treadle")
 KUBERNETES = "1.33"
 # Kinds that Kubernetes itself does not have; their pod templates are validated as Pods.
 CUSTOM = {"LeaderWorkerSet", "ServiceMonitor", "ScaledObject", "InferencePool", "HTTPRoute"}
-MARKER = "--no-such-flag"
+MARKER = "no-such-word"
 
 
 def run(*command):

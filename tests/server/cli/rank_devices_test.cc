@@ -6,7 +6,9 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
+#include <iterator>
 
 #include "engine/local_engine.h"
 #include "kernels/op_cases/instrumented.h"
@@ -205,7 +207,14 @@ TEST_P(WholeModels, SayTheSameOnAGpu) {
               ResultsOn(*path, DeviceChoice::kCuda, floats, TwoRequests(window)), 1e-4);
   std::filesystem::remove_all(directory);
 }
-INSTANTIATE_TEST_SUITE_P(Architectures, WholeModels, testing::ValuesIn(Architectures()),
+// All that run on GPUs (Backend::keeps_states).
+std::vector<Architecture> ArchitecturesOfGpus() {
+  std::vector<Architecture> those;
+  std::ranges::copy_if(Architectures(), std::back_inserter(those),
+                       [](const Architecture& architecture) { return !architecture.states; });
+  return those;
+}
+INSTANTIATE_TEST_SUITE_P(Architectures, WholeModels, testing::ValuesIn(ArchitecturesOfGpus()),
                          [](const auto& info) { return Identifier(std::string(info.param.name)); });
 
 // Its stored codes, activations in bf16: 2^-9 of each, some hundred roundings on the way to a
