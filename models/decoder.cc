@@ -70,7 +70,7 @@ absl::Status LayerPass::AddExperts(const LayerWeights& w) const {
 
 absl::Status Decoder::AllocateActivations(const LoadOptions& options) {
   activations_ = std::make_unique<Activations>(backend_, options.max_batch_tokens);
-  // Of the layer that has the most.
+  // The most that a layer has.
   const auto most = [&](auto size) {
     int64_t largest = 0;
     for (size_t i = 0; i < shapes_.size(); ++i) {

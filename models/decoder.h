@@ -65,7 +65,7 @@ struct LayerWeights {
   Linear q_gate;                  // as q, of gated attention
   Linear qkv;                     // q, k and v as one
   Linear out;                     // [hidden, heads * head_dim]
-  // Of layers that keep a state.
+  // Weights of layers that keep a state.
   Linear state_input;                // [channels, hidden]
   Linear state_gate;                 // [state_heads * state_value_dim, hidden]
   Linear state_beta, state_decay;    // [state_heads, hidden]

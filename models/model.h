@@ -101,7 +101,7 @@ class Model {
   int64_t kv_heads() const { return kv_heads_; }
   // The same of layers that see a window.
   int64_t local_kv_heads() const { return local_kv_heads_; }
-  // What this rank's layers that keep a state have in a page; none does: as it is by default.
+  // This rank's part of a page of states; without them: as by default.
   StateLayout state_layout() const { return StateLayoutOf(config_, shard_); }
   uint64_t weight_bytes() const { return weight_bytes_; }  // packed, on the device
   // Bytes outside of layers: embedding, final norm, head, and what every range of layers has.

@@ -222,7 +222,7 @@ class Run {
   SteadyClock::time_point start_;  // of ToEnd
   std::vector<LoadAnswer> answers_;
   std::vector<int64_t> next_;  // turn, of a request; -1: none
-  // Of a request: of who sends it, then of who answers, then of who sends the next turn.
+  // A request's: of its sender, then of the server, then of the next turn's sender.
   std::vector<Turn> turns_;
   LoadResult result_;
   Mutex mutex_;

@@ -42,12 +42,12 @@ struct LoadAnswer {
 
 class LoadTarget {
  public:
-  // What is served, as far as it is known.
+  // The served model, as far as it is known.
   struct Limits {
     int64_t max_context = 0;  // prompt and generated tokens of a request
     int32_t vocab = 0;
     std::string model = {};
-    // What the server takes for parameters of sampling that a request lacks, as JSON; empty: it
+    // The sampling parameters that the server takes where a request lacks them, as JSON; empty: it
     // does not say.
     std::string sampling_defaults = {};
   };

@@ -42,7 +42,7 @@ Distribution DistributionOf(const LoadReport& report, const std::string& name) {
   return result;
 }
 
-// What of a run counts, in seconds: requests that arrive in it.
+// The part of a run that counts, in seconds: requests that arrive in it.
 struct Window {
   double from = 0;
   double to = 0;
@@ -86,7 +86,7 @@ void FindPeaks(const LoadResult& result, LoadReport& report) {
   }
 }
 
-// Of Student's t with so many degrees of freedom: the quantile at 97.5 %. Abramowitz and Stegun,
+// The quantile at 97.5 % of Student's t with so many degrees of freedom. Abramowitz and Stegun,
 // table 26.10 and 26.7.5.
 double StudentT(size_t freedom) {
   static constexpr double kTable[] = {0,      12.7062, 4.3027, 3.1824, 2.7764,

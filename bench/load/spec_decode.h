@@ -18,8 +18,8 @@ struct SpecDecode {
 // Nothing where the server does not count any. Of a server that tells both names, vLLM's count.
 std::optional<SpecDecode> ReadSpecDecode(std::string_view metrics);
 
-// What happened in between, by vLLM's keys spec_decode_...; those that do not follow from what is
-// told are left out, and all of them if nothing was guessed.
+// Counts of guesses in between, by vLLM's keys spec_decode_...; those that do not follow from what
+// is told are left out, and all of them if nothing was guessed.
 void AddSpecDecode(const SpecDecode& before, const SpecDecode& after,
                    nlohmann::ordered_json& report);
 

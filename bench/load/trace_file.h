@@ -22,7 +22,7 @@ namespace treadle {
 struct TraceFileOptions {
   double time_scale = 1;  // multiplies arrivals, which are shifted to begin at 0
   int64_t limit = 0;      // at most so many requests; 0: all
-  // Of ShareGPT's conversations, which have texts and no times. Each turn but the first is due when
+  // ShareGPT's conversations have texts and no times. Each turn but the first is due when
   // its user has read the answer before it: exponentially distributed, with this mean, in seconds.
   std::function<absl::StatusOr<std::vector<int32_t>>(std::string_view text)> encode = {};
   double think_time = 1;

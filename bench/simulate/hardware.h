@@ -26,7 +26,7 @@ std::span<const Hardware> HardwareTable();
 // NotFound lists the names.
 absl::StatusOr<Hardware> FindHardware(std::string_view name);
 
-// What an engine makes of a data sheet.
+// The share of a data sheet that an engine reaches.
 struct Efficiency {
   std::string_view name;
   double memory = 1;      // part of the memory that weights and K/V may fill

@@ -87,7 +87,7 @@ class KvCaseCache {
       KvRow(layout_, page, KvPart::kValue, head, slot).Store(value.data());
     }
   }
-  // What a position leaves in a state page; its first one makes what lies before, too.
+  // Fills what a position leaves in a state page; the first one makes what lies before, too.
   void FillStateSlot(float* page, int64_t slot, Random& random) {
     const StateLayout& state = layout_.state;
     const int64_t size = layout_.page_size;

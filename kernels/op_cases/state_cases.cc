@@ -117,7 +117,7 @@ void PrepareDelta(OpRun& run, uint64_t seed) {
                              out.Rows(begin, count));
   };
   run.bytes_moved = qkv.bytes() + out.bytes() + StateBytes(run);
-  // Of a state that is decayed, read twice and changed.
+  // A state is decayed, read twice and changed.
   run.operations_done =
       7.0 * static_cast<double>(c.rows * state.heads * state.key_dim * state.value_dim);
 }

@@ -82,7 +82,7 @@ class DeltaErrors {
     }
     return sum;
   }
-  // What column j of the state may be off by.
+  // The error of column j of the state.
   double OfColumn(int64_t j) const { return 4 * std::sqrt(squares_[static_cast<size_t>(j)]); }
   // Roundings of sums over features and positions, and of exp of a difference of decays.
   double Unit() const {

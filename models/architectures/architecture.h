@@ -297,8 +297,8 @@ std::vector<int32_t> FileRowOrder(const TensorRow& row, const ModelConfig& confi
 // Row i of the second file is row [i] of the first, given the model's rows in both.
 std::vector<int32_t> OrderBetween(std::span<const int32_t> first, std::span<const int32_t> second);
 
-// What so many of the key heads, with their value heads, have in a page of states. Without states:
-// as it is by default.
+// The part of so many key heads, with their value heads, in a page of states. Without states: as
+// by default.
 inline StateLayout StateOf(const ModelConfig& config, int64_t key_heads) {
   if (config.attention_every == 0) return {};
   const int64_t heads = config.state_heads / config.state_key_heads * key_heads;

@@ -167,7 +167,7 @@ struct ModelConfig {
       count += HasKv(layer) && HasRing(layer) == local;
     return count;
   }
-  // What sizes mean in one layer.
+  // One layer's sizes.
   ModelConfig OfLayer(int64_t layer) const {
     ModelConfig own = *this;
     own.head_dim = HeadDim(Local(layer));

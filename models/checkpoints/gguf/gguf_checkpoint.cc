@@ -184,7 +184,7 @@ absl::Status GgufCheckpoint::ReadWindow(const std::string& prefix,
   return absl::OkStatus();
 }
 
-// What files say of layers that keep a state besides the table of fields.
+// Reads what files say of layers that keep a state besides the table of fields.
 absl::Status GgufCheckpoint::ReadStates(const std::string& prefix) {
   TREADLE_ASSIGN_OR_RETURN(const int64_t inner, file_->Integer(prefix + "ssm.inner_size"));
   config_.state_value_dim = inner / std::max<int64_t>(1, config_.state_heads);
