@@ -62,8 +62,12 @@ absl::StatusOr<std::function<std::vector<TraceEntry>(double)>> TraceOf(SimulateF
       return MakeTrace(trace);
     };
   }
-  TREADLE_ASSIGN_OR_RETURN(const std::vector<TraceEntry> recorded,
-                           ReadTrace(flags.trace_file, {.limit = flags.trace.num_requests}));
+  const auto refuse = [](std::string_view) -> absl::StatusOr<std::vector<int32_t>> {
+    return InvalidArgument("has conversations, expected a trace of lengths and arrivals");
+  };
+  TREADLE_ASSIGN_OR_RETURN(
+      const std::vector<TraceEntry> recorded,
+      ReadTrace(flags.trace_file, {.limit = flags.trace.num_requests, .encode = refuse}));
   return [recorded](double rate) {
     std::vector<TraceEntry> trace = recorded;
     const double own = static_cast<double>(trace.size()) / std::max(1e-9, trace.back().arrival);

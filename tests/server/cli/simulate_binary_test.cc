@@ -3,11 +3,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <thread>
 #include <vector>
 
 #include "base/status.h"
 #include "tests/server/cli/served_binary.h"
+#include "tests/support/test_folder.h"
 
 namespace treadle {
 namespace {
@@ -112,6 +114,12 @@ TEST(SimulateBinary, ReportsATraceAndNamesWhatIsWrong) {
     EXPECT_THAT(Simulate(words, 2), HasSubstr(what));
   }
   EXPECT_THAT(Simulate("--model orca-175b", 1), HasSubstr("expected at least 5 of them"));
+  const TestFolder folder;
+  const std::string turns = folder.path() + "/turns.json";
+  std::ofstream(turns) << R"([{"conversations": [{"from": "human", "value": "a"},
+                                                 {"from": "gpt", "value": "b"}]}])";
+  EXPECT_THAT(Simulate("--model llama-3.1-8b --trace " + turns, 2),
+              HasSubstr("has conversations, expected a trace of lengths and arrivals"));
 }
 
 }  // namespace
