@@ -297,18 +297,9 @@ TREADLE_KERNEL(kElementThreads) void ClampedSwiGluKernel(ElementParams p) {
 }
 
 template <float (*kActivation)(float)>
-TREADLE_KERNEL(kElementThreads)
-void ActivationKernel(ElementParams p) {
-  simt::AwaitEarlierLaunches();
-  Place at;
-  if (!FindPlace(p, at)) return;
-  float x[kGroup], y[kGroup];
-  LoadGroup(p.a.data + at.row * p.a.stride, at.column, p.cols, x);
-  TREADLE_UNROLL
-  for (int i = 0; i < kGroup; ++i) y[i] = kActivation(x[i]);
-  StoreGroup(p.out, at.row, at.column, p.cols, y);
+TREADLE_DEVICE float Unscaled(const ElementParams&, float x) {
+  return kActivation(x);
 }
-
 TREADLE_DEVICE float SoftCapped(const ElementParams& p, float x) {
   return p.limit * simt::Tanh(simt::Divide(x, p.limit));
 }
@@ -321,7 +312,7 @@ TREADLE_DEVICE float XieluOf(const ElementParams& p, float x) {
 
 template <float (*kFunction)(const ElementParams&, float)>
 TREADLE_KERNEL(kElementThreads)
-void ScaledKernel(ElementParams p) {
+void FunctionKernel(ElementParams p) {
   simt::AwaitEarlierLaunches();
   Place at;
   if (!FindPlace(p, at)) return;
@@ -468,23 +459,23 @@ void CudaOps::SigmoidGate(Tensor gate, Tensor x, Tensor out) {
 }
 
 void CudaOps::Gelu(Tensor x, Tensor out) {
-  if (Ready()) Activate(*device_, ActivationKernel<GeluTanh>, x, out);
+  if (Ready()) Activate(*device_, FunctionKernel<Unscaled<GeluTanh>>, x, out);
 }
 
 void CudaOps::GeluErf(Tensor x, Tensor out) {
-  if (Ready()) Activate(*device_, ActivationKernel<ErfGelu>, x, out);
+  if (Ready()) Activate(*device_, FunctionKernel<Unscaled<ErfGelu>>, x, out);
 }
 
 void CudaOps::Relu(Tensor x, Tensor out) {
-  if (Ready()) Activate(*device_, ActivationKernel<Rectified>, x, out);
+  if (Ready()) Activate(*device_, FunctionKernel<Unscaled<Rectified>>, x, out);
 }
 
 void CudaOps::SoftCap(Tensor x, float cap, Tensor out) {
-  if (Ready()) Activate(*device_, ScaledKernel<SoftCapped>, x, out, {.limit = cap});
+  if (Ready()) Activate(*device_, FunctionKernel<SoftCapped>, x, out, {.limit = cap});
 }
 
 void CudaOps::Xielu(Tensor x, const XieluScales& s, Tensor out) {
-  if (Ready()) Activate(*device_, ScaledKernel<XieluOf>, x, out, {.xielu = s});
+  if (Ready()) Activate(*device_, FunctionKernel<XieluOf>, x, out, {.xielu = s});
 }
 
 void CudaOps::Gather(Tensor x, std::span<const int32_t> rows, Tensor out) {
