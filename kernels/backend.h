@@ -87,6 +87,22 @@ struct Projection {
   int64_t first_row = 0;        // of x
 };
 
+// The two factors of an adapter for one product (LoRA, Hu et al. 2021, section 4.1): x A B is added
+// to x W^T. On the device; rows are padded with zeros to LowRankStride.
+struct LowRank {
+  const void* a = nullptr;   // [k, LowRankStride(rank)]; null: x is x A already
+  const void* b = nullptr;   // [rank, LowRankStride(n)]
+  DType type = DType::kF32;  // both factors': kF32, kF16 or kBF16
+  int64_t rank = 0;
+};
+constexpr int64_t LowRankStride(int64_t elements) { return (elements + 15) / 16 * 16; }
+// Some rows of a product.
+struct LowRankProduct {
+  LowRank by;
+  std::span<const int32_t> rows = {};  // of x and of out; host
+  Tensor out;                          // [*, n] f32
+};
+
 // cos and sin of position * frequency, [max_positions, half_dim] each, f32 on the device.
 // Rotation is of the half-split kind: (x[i], x[i + half_dim]) for i < half_dim; elements of a head
 // from 2 * half_dim on pass through.
@@ -190,6 +206,8 @@ class Backend {
   virtual KeyOrder key_order() const = 0;
   // Whether it has ops on states: Convolve and GatedDelta.
   virtual bool keeps_states() const = 0;
+  // Whether it has AddLowRank.
+  virtual bool has_low_rank() const = 0;
 
   // -- iterations ---------------------------------------------------------------------------------
   // Before serving. May be called again with larger limits. Ops beyond the limits allocate.
@@ -248,6 +266,11 @@ class Backend {
   // All projections of one input x [rows, k], f32 or 16 bits, or of some of its rows each (those of
   // an expert), in one pass over x and its quantization. All weights have k = x.cols.
   virtual void MatMul(Tensor x, std::span<const Projection> projections) = 0;
+
+  // out[row] += (x[row] A) B, for the rows of each product. x A is, for each column, four sums by
+  // fma from 0 on over ascending k of the same remainder by four, added as (0 + 1) + (2 + 3); the
+  // product with B is a sum by fma from 0 on over ascending columns of x A. x: [*, k] f32.
+  virtual void AddLowRank(Tensor x, std::span<const LowRankProduct> products) = 0;
 
   // Rotates q (in place) and k by each row's position (no rotation if `rotary` is null), then
   // stores k and v into the cache, rounded to its type. q: [rows, heads * head_dim], k, v: [rows,
@@ -363,6 +386,7 @@ inline constexpr int64_t kAttentionBlock = 64;
   X(LayerNorm, (Tensor x, const float* weight, const float* bias, float eps, Tensor out),          \
     (x, weight, bias, eps, out))                                                                   \
   X(MatMul, (Tensor x, std::span<const Projection> projections), (x, projections))                 \
+  X(AddLowRank, (Tensor x, std::span<const LowRankProduct> products), (x, products))               \
   X(RotateAndStoreKv, (Tensor q, Tensor k, Tensor v, const RotaryTable* rotary, const KvView& kv), \
     (q, k, v, rotary, kv))                                                                         \
   X(Attention, (Tensor q, const KvView& kv, float scale, Tensor out), (q, kv, scale, out))         \

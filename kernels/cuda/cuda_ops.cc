@@ -150,5 +150,7 @@ void CudaOps::GatedDelta(Tensor, Tensor, Tensor, const float*, const float*, con
                          Tensor) {
   TREADLE_CHECK(keeps_states());
 }
+// Nor with adapters: has_low_rank.
+void CudaOps::AddLowRank(Tensor, std::span<const LowRankProduct>) { TREADLE_CHECK(has_low_rank()); }
 
 }  // namespace treadle::cuda

@@ -1,5 +1,6 @@
 // Norms, activations, copies and mixtures of experts.
 #include <cmath>
+#include <map>
 
 #include "kernels/op_cases/tolerant_reference.h"
 #include "kernels/reference/reference_backend.h"
@@ -159,6 +160,39 @@ void TolerantReference::Mix(Tensor x, std::span<const int32_t> places, Tensor we
     }
   }
   below().Mix(x, places, weights, accumulate, out);
+}
+
+// The roundings of x A, brought by B, and those of the sum itself.
+void TolerantReference::AddLowRank(Tensor x, std::span<const LowRankProduct> products) {
+  Begin();
+  std::map<const void*, float*> errors;  // by output
+  for (const LowRankProduct& product : products) {
+    float*& of = errors[product.out.data];
+    if (of == nullptr) of = Writes(product.out);
+  }
+  for (const auto& [by, rows, out] : products) {
+    for (const int32_t row : rows) {
+      std::vector<double> sizes(static_cast<size_t>(by.rank));
+      for (int64_t j = 0; j < by.rank; ++j) {
+        for (int64_t i = 0; i < x.cols; ++i) {
+          const double factor = by.a == nullptr
+                                    ? double{i == j}
+                                    : LoadElement(by.type, by.a, i * LowRankStride(by.rank) + j);
+          sizes[static_cast<size_t>(j)] += std::fabs(x.Row<float>(row)[i] * factor);
+        }
+      }
+      for (int64_t i = 0; i < out.cols; ++i) {
+        double size = std::fabs(out.Row<float>(row)[i]);
+        for (int64_t j = 0; j < by.rank; ++j) {
+          size += sizes[static_cast<size_t>(j)] *
+                  std::fabs(LoadElement(by.type, by.b, j * LowRankStride(out.cols) + i));
+        }
+        const double units = 8 + std::sqrt(static_cast<double>(x.cols / 4 + by.rank));
+        errors[out.data][row * out.cols + i] = static_cast<float>(kFloatUnit * units * size);
+      }
+    }
+  }
+  below().AddLowRank(x, products);
 }
 
 void TolerantReference::Gather(Tensor x, std::span<const int32_t> rows, Tensor out) {

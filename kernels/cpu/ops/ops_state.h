@@ -25,6 +25,13 @@ struct AttentionPiece {
   int32_t block_end;
 };
 
+// Rows of a product in AddLowRank.
+struct LowRankBlock {
+  const LowRankProduct* product;
+  int64_t first, count;  // of its rows
+  int64_t h;             // where their sums lie, in floats
+};
+
 // A token that may be drawn.
 struct Candidate {
   float logit;  // as modified
@@ -60,6 +67,10 @@ struct CpuOps::State {
   ScratchMemory partials;
 
   ScratchMemory delta_scratch;  // [threads, DeltaScratchFloats]
+
+  std::vector<LowRankBlock> low_rank_blocks;
+  std::vector<std::pair<int32_t, int32_t>> low_rank_ups;  // of a block and its parts of columns
+  ScratchMemory low_rank_scratch;
 
   // Sampling.
   std::vector<SampleScratch> sample_scratch;  // [threads]

@@ -24,7 +24,8 @@ namespace {
 // Which part of the list a type of products has to see: ops without products see it once.
 bool Concerns(const OpCase& c, DType dtype) {
   if (c.format != nullptr) return true;
-  if (c.kv.state.present()) return false;  // Backend::keeps_states
+  if (c.kv.state.present()) return false;     // Backend::keeps_states
+  if (c.op == Op::kAddLowRank) return false;  // Backend::has_low_rank
   return dtype == (c.kv.head_dim > 0 ? c.kv.dtype : DType::kF32);
 }
 
