@@ -3,12 +3,13 @@
 // LocalEngine (threads of this process) and RemoteEngine (worker processes) obey this contract and
 // pass the same tests.
 //
-// Thread safety: all methods but SetMasks are called from one thread, the serving loop; `wake` is
+// Thread safety: all methods but SetMasks and those of adapters are called from one thread, the serving loop; `wake` is
 // called from the engine's threads.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string_view>
 #include <vector>
 
@@ -16,6 +17,8 @@
 #include "engine/plan/iteration_plan.h"
 
 namespace treadle {
+
+class AdapterFile;  // models/adapters/adapter_file.h
 
 // A rank's work in time. Times are the machine's monotonic clock in nanoseconds, the same for all
 // processes of one machine.
@@ -57,6 +60,14 @@ class Engine {
   // may come while the plan runs, and before its Submit; sampling waits for it, as long as the
   // iteration may take. Masks of another epoch are dropped; masks that do not fit end the epoch.
   virtual void SetMasks(uint64_t epoch, uint64_t iteration, std::vector<OutputMask> masks) = 0;
+
+  // Any thread: has all ranks load an adapter, for sequences whose starts name its id from now on,
+  // in later epochs too; returns when they have. Unimplemented: this engine has no adapters.
+  virtual absl::Status LoadAdapter(std::shared_ptr<const AdapterFile> adapter) {
+    return absl::UnimplementedError("this engine takes no adapters");
+  }
+  // Any thread: its memory goes, once no sequence has it any more.
+  virtual void UnloadAdapter(uint64_t id) {}
 
   // Results that are complete, in order of submission. Never blocks. Here, and not in what only
   // looks, an iteration that is late ends its epoch.

@@ -64,6 +64,10 @@ class LocalEngine final : public Engine {
   }
   void Submit(IterationPlan plan) override;
   void SetMasks(uint64_t epoch, uint64_t iteration, std::vector<OutputMask> masks) override;
+  absl::Status LoadAdapter(std::shared_ptr<const AdapterFile> adapter) override {
+    return ranks_->LoadAdapter(*adapter);
+  }
+  void UnloadAdapter(uint64_t id) override { ranks_->UnloadAdapter(id); }
   std::vector<IterationResult> TakeResults() override;
   absl::Status status() const override {
     MutexLock lock(mutex_);

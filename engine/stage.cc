@@ -150,6 +150,7 @@ absl::Status Stage::Begin(const IterationPlan& plan, const std::function<void()>
   const bool runs = plan.stages.Contains(stage_);
   TREADLE_RETURN_IF_ERROR(sequences_.Check(plan));
   TREADLE_RETURN_IF_ERROR(CheckPageBytes(plan));
+  TREADLE_ASSIGN_OR_RETURN(auto adapters, AdaptersOf(plan));
   for (const SequenceId sequence : plan.releases) sequences_.Release(sequence);
   std::vector<std::vector<std::byte>> stored;
   for (const PageStore& store : plan.page_stores) {
@@ -157,6 +158,9 @@ absl::Status Stage::Begin(const IterationPlan& plan, const std::function<void()>
   }
   if (runs) cache_.CopyPages(plan.page_copies);
   TREADLE_RETURN_IF_ERROR(sequences_.Start(plan.starts));
+  for (size_t i = 0; i < adapters.size(); ++i) {
+    sequences_.At(plan.starts[i].sequence).SetAdapter(std::move(adapters[i]));
+  }
   for (const PageLoad& load : plan.page_loads) LoadPage(load);
 
   const int mark = static_cast<int>(num_begun_ % begun_.size());
@@ -191,6 +195,21 @@ absl::Status Stage::Begin(const IterationPlan& plan, const std::function<void()>
   backend_.SetMark(mark);
   ++num_begun_;
   return absl::OkStatus();
+}
+
+// What the plan's starts name; null: none.
+absl::StatusOr<std::vector<std::shared_ptr<const Adapter>>> Stage::AdaptersOf(
+    const IterationPlan& plan) const {
+  std::vector<std::shared_ptr<const Adapter>> adapters(plan.starts.size());
+  for (size_t i = 0; i < adapters.size(); ++i) {
+    const auto& [sequence, id] = std::pair(plan.starts[i].sequence, plan.starts[i].adapter);
+    if (id == 0) continue;
+    if (find_adapter_) adapters[i] = find_adapter_(id);
+    if (adapters[i] == nullptr) {
+      return NotFound("start of sequence ", sequence, ": adapter ", id, ", which is not loaded");
+    }
+  }
+  return adapters;
 }
 
 // Stores and loads can be made here, and loads bring as many bytes as a page has.
@@ -311,7 +330,7 @@ absl::Status Stage::Launch(const IterationPlan& plan, Begun& begun,
                         int64_t{step.first_position} + step.num_tokens);
   }
   if (DetachesWork()) return LaunchDetached(hidden, begun, before_output);
-  const Batch batch{token_ids_, positions_, spans_, window_spans_};
+  const Batch batch = FlatBatch();
   TREADLE_RETURN_IF_ERROR(model_.Forward(batch, cache_.pages(), ranks_, hidden));
   begun.experts = model_.expert_use();
   TREADLE_RETURN_IF_ERROR(HandOver(hidden, begun));
@@ -331,7 +350,7 @@ absl::Status Stage::Launch(const IterationPlan& plan, Begun& begun,
 absl::Status Stage::LaunchDetached(Tensor hidden, Begun& begun,
                                    const std::function<void()>& before_output) {
   const auto ops = [&]() -> absl::Status {
-    const Batch batch{token_ids_, positions_, spans_, window_spans_};
+    const Batch batch = FlatBatch();
     TREADLE_RETURN_IF_ERROR(model_.Forward(batch, cache_.pages(), ranks_, hidden));
     begun.experts = model_.expert_use();
     return RunOutputs(hidden, begun);
@@ -412,6 +431,8 @@ void Stage::Flatten(const IterationPlan& plan) {
   spans_.clear();
   window_spans_.clear();
   live_.clear();
+  row_adapters_.clear();
+  bool adapted = false;
   for (const Step& step : plan.steps) {
     LiveSequence& sequence = sequences_.At(step.sequence);
     const int32_t previous = sequence.previous_sample();
@@ -433,7 +454,10 @@ void Stage::Flatten(const IterationPlan& plan) {
     for (int32_t row = 0; row < step.num_tokens; ++row) {
       positions_.push_back(step.first_position + row);
     }
+    row_adapters_.resize(token_ids_.size(), sequence.adapter());
+    adapted = adapted || sequence.adapter() != nullptr;
   }
+  if (!adapted) row_adapters_.clear();
 }
 
 // Sets graph_. Decoding rows alone are padded with rows that belong to nobody and outputs that

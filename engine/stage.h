@@ -39,6 +39,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -50,6 +51,7 @@
 #include "engine/replay_log.h"
 #include "kernels/backend.h"
 #include "kernels/collectives/communicator.h"
+#include "models/adapters/adapter.h"
 #include "models/model.h"
 
 namespace treadle {
@@ -69,6 +71,11 @@ class Stage {
     const int64_t rows = (max_batch_tokens + kMaxHeadRows) * config.hidden;
     return (rows + kMaxHeadRows * config.vocab) * static_cast<int64_t>(sizeof(float));
   }
+
+  // Where the adapters are that starts name: null for one that is not there. Without, there are
+  // none.
+  using FindAdapter = std::function<std::shared_ptr<const Adapter>(uint64_t id)>;
+  void SetAdapters(FindAdapter find) { find_adapter_ = std::move(find); }
 
   // Begins an epoch: no sequences. The cache keeps its bytes, which plans may count on
   // (IterationPlan::stages). `ranks`: null for one rank; `link`: null for a single stage, and on
@@ -132,7 +139,12 @@ class Stage {
   bool DetachesWork() const {
     return backend_.asynchronous() && (ranks_ == nullptr || ranks_->asynchronous());
   }
+  absl::StatusOr<std::vector<std::shared_ptr<const Adapter>>> AdaptersOf(
+      const IterationPlan& plan) const;
   void Flatten(const IterationPlan& plan);
+  Batch FlatBatch() const {
+    return {token_ids_, positions_, spans_, window_spans_, row_adapters_};
+  }
   void CollectOutputs(Begun& begun);
   void Pad(const IterationPlan& plan, Begun& begun);
   absl::StatusOr<Tensor> ReceiveHidden(const IterationPlan& plan, Begun& begun);
@@ -176,6 +188,7 @@ class Stage {
   MaskBoard* masks_ = nullptr;
   int stage_ = 0;
   ReplayLog* log_ = nullptr;
+  FindAdapter find_adapter_;  // not of the epoch; may be empty
 
   Buffer hidden_;              // [max_batch_tokens, hidden] f32; unused where the link's are used
   Buffer head_hidden_;         // [kMaxHeadRows, hidden] f32; this and below: last stage only
@@ -191,6 +204,8 @@ class Stage {
   // The same with window pages, where layers of both kinds are; else spans_ has the pages there
   // are.
   std::vector<SequenceSpan> window_spans_;
+  std::vector<const Adapter*> row_adapters_;  // [num_tokens], or none
+  std::vector<const Adapter*> head_adapters_;  // of the rows of a call of the head, likewise
   std::vector<LiveSequence*> live_;     // [steps]
   std::vector<int32_t> output_rows_;    // [outputs, padding included]
   std::vector<SampleRow> sample_rows_;  // as output_rows_

@@ -126,7 +126,11 @@ absl::Status Stage::RunOutputs(Tensor hidden, Begun& begun) {
     const Tensor logits = {logits_.data(), DType::kF32, rows, model_.vocab().size(),
                            shard_columns_};
     backend_.Gather(hidden, std::span(output_rows_).subspan(begin, count), gathered);
-    model_.Head(gathered, logits);
+    head_adapters_.clear();
+    for (size_t i = begin; i < begin + count && !row_adapters_.empty(); ++i) {
+      head_adapters_.push_back(row_adapters_[static_cast<size_t>(output_rows_[i])]);
+    }
+    model_.Head(gathered, logits, head_adapters_);
     TREADLE_RETURN_IF_ERROR(SampleTile(logits, std::span(sample_rows_).subspan(begin, count),
                                        std::span(begun.samples).subspan(begin, count)));
   }

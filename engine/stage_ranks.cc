@@ -74,7 +74,11 @@ StageRanks::StageRanks(std::vector<Rank> ranks, std::vector<std::unique_ptr<Stag
       trace_(options.stage),
       ranks_(std::move(ranks)),
       stages_(std::move(stages)),
-      queues_(ranks_.size()) {}
+      queues_(ranks_.size()) {
+  for (size_t rank = 0; rank < stages_.size(); ++rank) {
+    stages_[rank]->SetAdapters([this, rank](uint64_t id) { return FindAdapter(rank, id); });
+  }
+}
 
 StageRanks::~StageRanks() {
   EndEpoch(absl::CancelledError("the stage is being taken down"));
@@ -165,6 +169,33 @@ absl::Status StageRanks::SetMasks(uint64_t epoch, uint64_t iteration,
     standing = epoch_;
   }
   return standing->masks.Put(iteration, std::move(masks));
+}
+
+// Ranks that run meanwhile lose no more than the time of their cores.
+absl::Status StageRanks::LoadAdapter(const AdapterFile& file) {
+  std::vector<std::shared_ptr<const Adapter>> loaded;
+  for (const Rank& rank : ranks_) {
+    TREADLE_ASSIGN_OR_RETURN(auto part, rank.model->LoadAdapter(file));
+    loaded.push_back(std::move(part));
+  }
+  MutexLock lock(mutex_);
+  adapters_[file.id()] = std::move(loaded);
+  return absl::OkStatus();
+}
+
+void StageRanks::UnloadAdapter(uint64_t id) {
+  std::vector<std::shared_ptr<const Adapter>> unloaded;  // goes without the lock
+  MutexLock lock(mutex_);
+  const auto found = adapters_.find(id);
+  if (found == adapters_.end()) return;
+  unloaded = std::move(found->second);
+  adapters_.erase(found);
+}
+
+std::shared_ptr<const Adapter> StageRanks::FindAdapter(size_t rank, uint64_t id) {
+  MutexLock lock(mutex_);
+  const auto found = adapters_.find(id);
+  return found == adapters_.end() ? nullptr : found->second[rank];
 }
 
 void StageRanks::RunRank(size_t rank) {

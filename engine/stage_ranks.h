@@ -12,6 +12,7 @@
 #include <chrono>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <thread>
@@ -28,6 +29,7 @@
 #include "engine/replay_log.h"
 #include "engine/stage.h"
 #include "kernels/backend.h"
+#include "models/adapters/adapter_file.h"
 #include "models/model.h"
 
 namespace treadle {
@@ -106,6 +108,10 @@ class StageRanks {
   // plan is one of the epoch.
   absl::Status SetMasks(uint64_t epoch, uint64_t iteration, std::vector<OutputMask> masks);
 
+  // Any thread; as Engine's.
+  absl::Status LoadAdapter(const AdapterFile& file);
+  void UnloadAdapter(uint64_t id);
+
   // Any thread.
   void SetTracing(bool on) { trace_.Set(on); }
   std::vector<TraceEvent> TakeTrace() { return trace_.Take(); }
@@ -145,6 +151,7 @@ class StageRanks {
       ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Begin(const Epoch& epoch, size_t rank, const Queued& queued);
   absl::StatusOr<IterationResult> Finish(size_t rank, const Queued& queued);
+  std::shared_ptr<const Adapter> FindAdapter(size_t rank, uint64_t id) ABSL_LOCKS_EXCLUDED(mutex_);
   void Report(const Epoch& epoch, size_t rank, absl::StatusOr<IterationResult> result)
       ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -166,6 +173,8 @@ class StageRanks {
   uint64_t next_iteration_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<std::deque<std::shared_ptr<const Queued>>> queues_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  // [ranks] of each.
+  std::map<uint64_t, std::vector<std::shared_ptr<const Adapter>>> adapters_ ABSL_GUARDED_BY(mutex_);
 
   std::vector<std::thread> threads_;  // last: everything else outlives them
 };

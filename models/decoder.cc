@@ -1,6 +1,7 @@
 #include "models/decoder.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "base/status.h"
@@ -51,18 +52,26 @@ void LayerPass::Attend() const {
   backend.Attention(own_q, kv, scale, attended);
 }
 
+void LayerPass::MatMul(Tensor x, std::initializer_list<LinearProduct> products) const {
+  std::array<Projection, 4> plain;
+  TREADLE_CHECK(products.size() <= plain.size());
+  std::ranges::copy(products, plain.begin());
+  backend.MatMul(x, std::span(plain).first(products.size()));
+  if (!adapters.empty()) adapters.Add(backend, x, std::span(products.begin(), products.size()));
+}
+
 absl::Status LayerPass::AddProduct(const Linear& linear, Tensor x, const Norm& by) const {
-  if (!by.loaded()) {
-    return sums.Multiply(backend, linear, x, ranks, /*accumulate=*/true, hidden);
-  }
-  TREADLE_RETURN_IF_ERROR(sums.Multiply(backend, linear, x, ranks, /*accumulate=*/false, half));
+  // This rank holds a part of W's columns and of x's features, and rank 0 the bias.
+  const auto part = [&](Tensor rows, bool add) { MatMul(x, {linear.To(rows, add)}); };
+  if (!by.loaded()) return sums.Sum(ranks, /*accumulate=*/true, hidden, part);
+  TREADLE_RETURN_IF_ERROR(sums.Sum(ranks, /*accumulate=*/false, half, part));
   by.Apply(backend, half, hidden, /*accumulate=*/true);
   return absl::OkStatus();
 }
 
 absl::Status LayerPass::AddExperts(const LayerWeights& w) const {
   TREADLE_RETURN_IF_ERROR(
-      experts.Route(backend, w.router, config.normalized_experts, ffn_in, expert_use));
+      experts.Route(backend, w.router, config.normalized_experts, ffn_in, adapters, expert_use));
   experts.Run(backend, w.expert_gate, w.expert_up, w.expert_down, ffn_in);
   return sums.Sum(ranks, /*accumulate=*/true, hidden,
                   [&](Tensor rows, bool add) { experts.Mix(backend, add, rows); });
@@ -216,12 +225,14 @@ LayerPass Decoder::PassOf(size_t index, const KvView& kv, Communicator* ranks, T
           .state_beta = some(state_beta_),
           .state_decay = some(state_decay_),
           .experts = experts_,
-          .expert_use = expert_use_};
+          .expert_use = expert_use_,
+          .adapters = adapters_};
 }
 
 absl::Status Decoder::Forward(const Batch& batch, const KvPages& kv, Communicator* ranks,
                               Tensor hidden) {
   TREADLE_CHECK((ranks == nullptr) == (shard_.size == 1));
+  adapters_.Sort(batch.adapters);
   if (first_stage()) TREADLE_RETURN_IF_ERROR(Embed(batch, ranks, hidden));
   if (config_.layer_embedding > 0) {
     TREADLE_RETURN_IF_ERROR(MakeLayerInputs(batch, ranks, hidden));
@@ -235,15 +246,18 @@ absl::Status Decoder::Forward(const Batch& batch, const KvPages& kv, Communicato
   return absl::OkStatus();
 }
 
-void Decoder::Head(Tensor hidden, Tensor logits) {
+void Decoder::Head(Tensor hidden, Tensor logits, std::span<const Adapter* const> adapters) {
   if (observer_) observer_(layers_.end);
   const Tensor normed = outside_.head_type == DType::kF32
                             ? hidden
                             : Freed(outside_.head_type, hidden.rows, hidden.cols);
   const bool divided = outside_.head_norm.loaded();
   (divided ? outside_.head_norm : outside_.output_norm).Apply(backend_, hidden, normed);
-  const Projection out[] = {head().To(logits)};
-  backend_.MatMul(normed, out);
+  const LinearProduct out[] = {head().To(logits)};
+  const Projection plain[] = {out[0]};
+  backend_.MatMul(normed, plain);
+  head_adapters_.Sort(adapters);
+  if (!head_adapters_.empty()) head_adapters_.Add(backend_, normed, out);
   if (config_.logits_cap > 0) {
     backend_.SoftCap(logits, static_cast<float>(config_.logits_cap), logits);
   }

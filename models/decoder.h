@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "models/activations.h"
+#include "models/adapters/adapter.h"
+#include "models/adapters/adapter_file.h"
 #include "models/architectures/architecture.h"
 #include "models/architectures/rotary_embedding.h"
 #include "models/expert_rows.h"
@@ -83,6 +85,9 @@ struct LayerWeights {
   DType attention_type, out_type, ffn_type, down_type, head_type = DType::kF32;
 };
 
+// A linear layer that was loaded; of experts', the one of that number.
+const Linear& LinearOf(const LayerWeights& weights, Part part, int64_t expert);
+
 // A layer's sizes, and this rank's part of it.
 struct LayerShape {
   ModelConfig config;   // ModelConfig::OfLayer
@@ -119,6 +124,7 @@ struct LayerPass {
   Tensor state_beta, state_decay;  // [num_tokens, state_heads]
   ExpertRows& experts;
   ExpertUse& expert_use;
+  AdapterRows& adapters;
 
   void Normalize(const Norm& by, Tensor x, Tensor out) const { by.Apply(backend, x, out); }
   // The normalized residual stream, in `out`; the stream itself, where the model has no such norm.
@@ -128,10 +134,8 @@ struct LayerPass {
   }
   // Each head of x by itself, or all together, as the norm is made; in place.
   void NormalizeHeads(const Norm& by, Tensor x) const;
-  // The products share their input.
-  void MatMul(Tensor x, std::initializer_list<Projection> products) const {
-    backend.MatMul(x, std::span(products.begin(), products.size()));
-  }
+  // The products, at most four, share their input; rows' adapters add to them.
+  void MatMul(Tensor x, std::initializer_list<LinearProduct> products) const;
   // Rotates q and k, where Attend does not because norms come between.
   void Rotate() const;
   // attended = softmax(q K^T / sqrt(d)) V of each head, d its size or what the model says, once k
@@ -158,10 +162,17 @@ class Decoder : public Model {
     if (observer_) observer_(layers_.end);
     outside_.output_norm.Apply(backend_, hidden, hidden);
   }
-  void Head(Tensor hidden, Tensor logits) override;
+  using Model::Head;
+  void Head(Tensor hidden, Tensor logits, std::span<const Adapter* const> adapters) override;
+  absl::StatusOr<std::shared_ptr<const Adapter>> LoadAdapter(
+      const AdapterFile& file) const override;
 
  private:
   bool Needs(Part part) const;
+  // This range's layer that the factors are for; null: another range's.
+  const LayerWeights* WeightsFor(const AdapterFactors& factors) const;
+  absl::Status AddFactors(const AdapterFile& file, const AdapterFactors& factors,
+                          Adapter& adapter) const;
   absl::Status LoadTensor(WeightLoader& loader, const TensorRow& row, const std::string& name,
                           const Checkpoint& checkpoint, const LayerShape& shape,
                           LayerWeights& weights);
@@ -206,11 +217,13 @@ class Decoder : public Model {
   RotaryEmbedding rotary_, local_rotary_;  // the second: of local layers, if they rotate apart
   RotaryEmbedding query_scales_;           // LayerPass::query_scales
   Buffer slopes_;                          // KvView::slopes, where scores fall; else empty
+  int32_t linears_ = 0;                    // that were loaded
 
   // Confined to the rank's thread. Sized for f32, rows = max_batch_tokens. One buffer from normed_
   // to v_. Columns of q_ to inner features: those of the layer that has the most.
   RankSums sums_;
   ExpertRows experts_;
+  AdapterRows adapters_, head_adapters_;  // of the rows of a batch, and of one call of the head
   std::unique_ptr<Activations> activations_;
   Tensor normed_;        // [num_tokens, hidden]
   Tensor q_;             // [num_tokens, heads * head_dim]

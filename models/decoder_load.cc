@@ -91,6 +91,11 @@ void SetXielu(Part part, float number, XieluScales& scales) {
 
 }  // namespace
 
+const Linear& LinearOf(const LayerWeights& weights, Part part, int64_t expert) {
+  if (!InExperts(part)) return weights.*MemberOf(kLinears, part);
+  return (weights.*MemberOf(kExperts, part))[static_cast<size_t>(expert)];
+}
+
 absl::Status Decoder::Load(const Checkpoint& checkpoint, const LoadOptions& options) {
   config_ = checkpoint.config();
   architecture_ = &ArchitectureOf(config_);
@@ -149,6 +154,7 @@ absl::Status Decoder::Load(const Checkpoint& checkpoint, const LoadOptions& opti
   }
   table_bytes_ = rotary_.bytes() + local_rotary_.bytes() + query_scales_.bytes();
   weight_bytes_ = loader.weight_bytes() + table_bytes_;
+  linears_ = loader.linears();
   ChooseTypes();
   TREADLE_RETURN_IF_ERROR(AllocateActivations(options));
   loader.Finish();

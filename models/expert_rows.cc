@@ -27,14 +27,23 @@ absl::Status ExpertRows::Allocate(Activations& activations, const ModelConfig& c
   host_ids_.reserve(static_cast<size_t>(items));
   order_.reserve(static_cast<size_t>(items));
   places_.reserve(static_cast<size_t>(items));
-  products_.reserve(2 * static_cast<size_t>(config.experts));
+  linear_.reserve(2 * static_cast<size_t>(config.experts));
+  products_.reserve(linear_.capacity());
   return absl::OkStatus();
 }
 
+void ExpertRows::MatMul(Backend& backend, Tensor x) {
+  products_.assign(linear_.begin(), linear_.end());
+  backend.MatMul(x, products_);
+  if (!adapters_.empty()) adapters_.Add(backend, x, linear_);
+}
+
 absl::Status ExpertRows::Route(Backend& backend, const Linear& router, bool normalize, Tensor x,
-                               ExpertUse& use) {
-  const Projection product[] = {router.To(logits_.Rows(0, x.rows))};
-  backend.MatMul(x, product);
+                               AdapterRows& adapters, ExpertUse& use) {
+  const LinearProduct product[] = {router.To(logits_.Rows(0, x.rows))};
+  const Projection plain[] = {product[0]};
+  backend.MatMul(x, plain);
+  if (!adapters.empty()) adapters.Add(backend, x, product);
   ids_.rows = weights_.rows = x.rows;
   backend.Route(product[0].out, normalize, ids_, weights_);
   const auto items = static_cast<size_t>(x.rows * per_row_);
@@ -67,34 +76,39 @@ absl::Status ExpertRows::Route(Backend& backend, const Linear& router, bool norm
   }
   std::shift_right(first_.begin(), first_.end(), 1);  // each has become the next one's
   first_[0] = 0;
+  row_adapters_.clear();
+  for (size_t i = 0; i < items && !adapters.empty(); ++i) {
+    row_adapters_.push_back(adapters.of_rows()[static_cast<size_t>(order_[i])]);
+  }
+  adapters_.Sort(row_adapters_);
   return absl::OkStatus();
 }
 
 void ExpertRows::Run(Backend& backend, std::span<const Linear> gate, std::span<const Linear> up,
                      std::span<const Linear> down, Tensor x) {
   const auto for_each = [&](const auto& add) {
-    products_.clear();
+    linear_.clear();
     for (size_t i = 0; i + 1 < first_.size(); ++i) {
       if (first_[i + 1] > first_[i]) add(i, first_[i], first_[i + 1] - first_[i]);
     }
   };
   backend.Gather(x, order_, Chosen(rows_));
   for_each([&](size_t expert, int64_t first, int64_t count) {
-    products_.push_back(gate[expert].To(gate_.Rows(first, count)));
-    products_.push_back(up[expert].To(up_.Rows(first, count)));
-    for (Projection& product : std::span(products_).last(2)) product.first_row = first;
+    linear_.push_back(gate[expert].To(gate_.Rows(first, count)));
+    linear_.push_back(up[expert].To(up_.Rows(first, count)));
+    for (Projection& product : std::span(linear_).last(2)) product.first_row = first;
   });
-  backend.MatMul(Chosen(rows_), products_);
+  MatMul(backend, Chosen(rows_));
   if (limit_ > 0) {
     backend.ClampedSwiGlu(Chosen(gate_), Chosen(up_), limit_, Chosen(gate_));
   } else {
     backend.SwiGlu(Chosen(gate_), Chosen(up_), Chosen(gate_));
   }
   for_each([&](size_t expert, int64_t first, int64_t count) {
-    products_.push_back(down[expert].To(rows_.Rows(first, count)));
-    products_.back().first_row = first;
+    linear_.push_back(down[expert].To(rows_.Rows(first, count)));
+    linear_.back().first_row = first;
   });
-  backend.MatMul(Chosen(gate_), products_);
+  MatMul(backend, Chosen(gate_));
 }
 
 void ExpertRows::Mix(Backend& backend, bool accumulate, Tensor out) const {

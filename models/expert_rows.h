@@ -14,6 +14,7 @@
 
 #include "kernels/backend.h"
 #include "models/activations.h"
+#include "models/adapters/adapter.h"
 #include "models/architectures/model_config.h"
 #include "models/expert_use.h"
 #include "models/linear.h"
@@ -29,7 +30,7 @@ class ExpertRows {
   // Sends the rows of x [rows, hidden] f32 to their experts, and adds the layer to `use`. Waits for
   // the device, because the host sorts; errors are the device's.
   absl::Status Route(Backend& backend, const Linear& router, bool normalize, Tensor x,
-                     ExpertUse& use);
+                     AdapterRows& adapters, ExpertUse& use);
   // The experts' results for the rows: W_down (silu(W_gate x) * W_up x), [experts] of each W, or
   // what Architecture::swiglu_limit says instead.
   void Run(Backend& backend, std::span<const Linear> gate, std::span<const Linear> up,
@@ -38,6 +39,8 @@ class ExpertRows {
   void Mix(Backend& backend, bool accumulate, Tensor out) const;
 
  private:
+  // The products of linear_, and what adapters add to them.
+  void MatMul(Backend& backend, Tensor x);
   // Rows of experts, one expert after the other.
   Tensor Chosen(const Tensor& all) const { return all.Rows(0, std::ssize(order_)); }
 
@@ -51,7 +54,10 @@ class ExpertRows {
   std::vector<int32_t> first_;        // [experts + 1]: where an expert's rows begin
   std::vector<int32_t> order_;        // [rows * per_row]: the row of x that is there
   std::vector<int32_t> places_;       // [rows * per_row]: where a row's results are
-  std::vector<Projection> products_;  // of one call
+  std::vector<LinearProduct> linear_;         // of one call
+  std::vector<Projection> products_;          // likewise
+  std::vector<const Adapter*> row_adapters_;  // of order_
+  AdapterRows adapters_;                      // of them
 };
 
 }  // namespace treadle

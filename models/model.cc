@@ -7,6 +7,7 @@
 
 #include "base/status.h"
 #include "base/sync.h"
+#include "models/adapters/adapter_file.h"
 #include "models/checkpoints/shared_conversion.h"
 #include "models/decoder.h"
 #include "models/tensor_parallel.h"
@@ -51,6 +52,10 @@ absl::StatusOr<std::unique_ptr<Model>> Model::Load(const Checkpoint& checkpoint,
   TREADLE_RETURN_IF_ERROR(checkpoint.CheckUnchanged());  // it would be why
   TREADLE_RETURN_IF_ERROR(loaded);
   return model;
+}
+
+absl::StatusOr<std::shared_ptr<const Adapter>> Model::LoadAdapter(const AdapterFile& file) const {
+  return Unimplemented(file.path(), ": this model takes no adapters");
 }
 
 absl::StatusOr<std::vector<std::unique_ptr<Model>>> LoadModelRanks(

@@ -25,6 +25,8 @@
 
 namespace treadle {
 
+class Adapter;
+class AdapterFile;
 class SharedConversion;
 
 // One iteration's tokens on this rank.
@@ -35,6 +37,8 @@ struct Batch {
   std::span<const SequenceSpan> sequences;  // cover [0, num_tokens), ascending, without overlap
   // The same with the pages of layers that see a window; empty: all layers' pages are alike.
   std::span<const SequenceSpan> window_sequences = {};
+  // [num_tokens] or none: of each row, what it adds to the weights (null: nothing).
+  std::span<const Adapter* const> adapters = {};
 };
 
 // The pages of this stage's layers, by layer index within the stage.
@@ -132,7 +136,13 @@ class Model {
 
   // Last stage only: final norm and head. hidden: [rows, hidden]; logits: [rows, vocab().size()]
   // f32, of this rank's part of the vocabulary; rows <= max_head_rows. May overwrite `hidden`.
-  virtual void Head(Tensor hidden, Tensor logits) = 0;
+  // adapters: as Batch::adapters.
+  virtual void Head(Tensor hidden, Tensor logits, std::span<const Adapter* const> adapters) = 0;
+  void Head(Tensor hidden, Tensor logits) { Head(hidden, logits, {}); }
+
+  // This rank's part of an adapter, for batches of this model. Any thread, batches may run
+  // meanwhile. Unimplemented: this model's backend has no adapters; ResourceExhausted: no memory.
+  virtual absl::StatusOr<std::shared_ptr<const Adapter>> LoadAdapter(const AdapterFile& file) const;
 
  protected:
   ModelConfig config_;

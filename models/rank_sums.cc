@@ -35,14 +35,6 @@ absl::Status RankSums::Sum(Communicator* ranks, bool accumulate, Tensor out, Par
   return AllReduce(*ranks, partial, accumulate, out);
 }
 
-absl::Status RankSums::Multiply(Backend& backend, const Linear& linear, Tensor x,
-                                Communicator* ranks, bool accumulate, Tensor out) {
-  return Sum(ranks, accumulate, out, [&](Tensor rows, bool add) {
-    const Projection product[] = {linear.To(rows, add)};
-    backend.MatMul(x, product);
-  });
-}
-
 absl::Status RankSums::Embed(Backend& backend, const Linear& table, ShardRange part,
                              std::span<const int32_t> ids, Communicator* ranks, Tensor hidden) {
   const int32_t first = ranks == nullptr ? 0 : static_cast<int32_t>(part.begin);

@@ -25,12 +25,6 @@ class RankSums {
   // Room for partial sums [max rows, hidden], if there are ranks to add them up with.
   absl::Status Allocate(Activations& activations, int64_t hidden, Shard shard);
 
-  // out = W x + b (added to out if `accumulate`), where this rank holds a part of W's columns and
-  // of x's features (and rank 0 the bias). x: [rows, k of this rank], of what Backend::MatMul
-  // takes; out: [rows, hidden].
-  absl::Status Multiply(Backend& backend, const Linear& linear, Tensor x, Communicator* ranks,
-                        bool accumulate, Tensor out);
-
   // out = the sum over all ranks of what their `part` makes, or out + that sum. part(rows, add)
   // leaves this rank's part in `rows`, added to what is there if `add`.
   using Part = absl::FunctionRef<void(Tensor rows, bool add)>;

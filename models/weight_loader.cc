@@ -124,7 +124,7 @@ absl::StatusOr<Linear> WeightLoader::LoadLinear(const LinearSpec& spec) {
   if (spec.bias) {
     TREADLE_ASSIGN_OR_RETURN(bias, LoadBias(spec.name + ".bias", spec));
   }
-  return Linear(std::move(weight), std::move(bias));
+  return Linear(std::move(weight), std::move(bias), linears_++);
 }
 
 absl::StatusOr<Buffer> WeightLoader::LoadBias(const std::string& name, const LinearSpec& spec) {

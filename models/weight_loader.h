@@ -52,6 +52,7 @@ class WeightLoader {
   absl::StatusOr<Buffer> Upload(std::span<const float> values);
 
   uint64_t weight_bytes() const { return weight_bytes_; }
+  int32_t linears() const { return linears_; }  // that were loaded; each has its number as index
   void Finish() const;  // progress 1
 
  private:
@@ -69,6 +70,7 @@ class WeightLoader {
   uint64_t total_ = 0;     // bytes of all tensors
   uint64_t consumed_ = 0;  // bytes of those loaded
   uint64_t weight_bytes_ = 0;
+  int32_t linears_ = 0;
 };
 
 }  // namespace treadle

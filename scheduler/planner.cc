@@ -22,6 +22,7 @@ void Start(const Request& request, Sequence& sequence, IterationPlan& plan) {
   start.min_new_tokens = request.spec.min_new_tokens;
   start.end_tokens = request.spec.end_tokens;
   start.candidate = sequence.candidate;
+  start.adapter = request.spec.adapter;
   const auto& prompt = request.spec.prompt;
   start.earlier_tokens.assign(prompt.begin(), prompt.begin() + start.first_position);
   start.mean_pooling = request.spec.pooling == Pooling::kMean;
@@ -39,7 +40,7 @@ RowOutput SampleAt(const Request& request, int32_t row) {
 }
 
 KvSlotManager::Prefix PrefixOf(const Request& request, std::span<const int32_t> ids) {
-  return {request.spec.cache_salt, ids};
+  return {request.spec.cache_salt, ids, request.spec.adapter};
 }
 
 std::vector<SequencePages*> TablesOf(Request& request) {

@@ -45,6 +45,7 @@ class ExpertLayer {
   double bytes_ = 0;  // of all experts
   Activations activations_;
   ExpertRows rows_;
+  AdapterRows adapters_;  // none
   Linear router_;
   std::vector<Linear> gate_, up_, down_;  // [experts]
   Buffer input_;                          // [more rows than a call's, hidden]

@@ -246,7 +246,7 @@ void KvSlotManager::NoteStores(const Prefix& prefix, std::span<const PrefixIndex
   std::vector<PageName> names =
       files_->NamesOf(prefix.salt, prefix.ids.first(nodes.size() * page_size));
   std::vector<uint64_t> tags;
-  uint64_t tag = 0;
+  uint64_t tag = prefix.adapter;
   for (const PageName& name : names) {
     for (const int32_t id : name.ids) tag = NextTag(tag, id);
     tags.push_back(tag);

@@ -43,6 +43,7 @@ class KvSlotManager {
   struct Prefix {
     std::string_view salt;
     std::span<const int32_t> ids;
+    uint64_t adapter = 0;  // theirs (SequenceStart::adapter), which the salt says, too
   };
   // How much of a prefix is kept: that many tokens, whole pages.
   struct Found {

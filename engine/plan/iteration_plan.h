@@ -38,7 +38,7 @@ struct SequenceStart {
   std::vector<int32_t> end_tokens;  // suppressed until min_new_tokens were produced
   uint32_t candidate = 0;
   std::vector<int32_t> earlier_tokens;  // [first_position] ids before the first position
-  int32_t adapter = 0;                  // of the weights; 0: none, and there are no others so far
+  uint64_t adapter = 0;                 // AdapterFile::id of one that was loaded; 0: none
   // A row's hidden output is the mean over the sequence's rows up to it, summed as they run. Then
   // each step follows the one before, and only last rows have outputs.
   bool mean_pooling = false;

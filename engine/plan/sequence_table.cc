@@ -60,7 +60,7 @@ void LiveSequence::Enter(int64_t first_position, std::span<const int32_t> ids) {
 std::span<const uint64_t> LiveSequence::Tags(int64_t end) {
   const auto count = static_cast<size_t>(std::min(end, next_position()));
   while (tags_.size() < count && ids_[tags_.size()] >= 0) {
-    tags_.push_back(NextTag(tags_.empty() ? 0 : tags_.back(), ids_[tags_.size()]));
+    tags_.push_back(NextTag(tags_.empty() ? start_.adapter : tags_.back(), ids_[tags_.size()]));
   }
   return std::span(tags_).first(std::min(count, tags_.size()));
 }
@@ -162,10 +162,6 @@ absl::Status SequenceTable::CheckStart(const SequenceStart& start) {
   if (start.first_position < 0 || (start.mean_pooling && start.first_position > 0)) {
     return InvalidArgument("start of sequence ", id, ": first position is ", start.first_position,
                            ", expected 0", start.mean_pooling ? " (it is pooled)" : " or more");
-  }
-  if (start.adapter != 0) {
-    return InvalidArgument("start of sequence ", id, ": adapter ", start.adapter,
-                           " is not loaded, expected 0 (none)");
   }
   TREADLE_RETURN_IF_ERROR(CheckPages(start));
   const size_t earlier = start.earlier_tokens.size();

@@ -10,8 +10,10 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -20,8 +22,10 @@
 
 namespace treadle {
 
-// The tag of a position whose row comes of `token` after rows with the tag `before` (0: none), a
-// hash chain over the ids up to it (engine/kv/slot_tags.h). Never 0.
+class Adapter;  // models/adapters/adapter.h
+
+// The tag of a position whose row comes of `token` after rows with the tag `before` (the first: the
+// sequence's adapter), a hash chain over the ids up to it (engine/kv/slot_tags.h). Never 0.
 uint64_t NextTag(uint64_t before, int32_t token);
 
 // One sequence on a stage: its start, the token ids by position, and what follows from them.
@@ -58,6 +62,9 @@ class LiveSequence {
   // -1: none. Below: the host has not seen it yet (Backend::Embed says what the number means).
   int32_t previous_sample() const { return previous_sample_; }
   bool counting() const { return counting_; }  // its sampling needs counts()
+  // What SequenceStart::adapter names, while the sequence lives; null: none.
+  const Adapter* adapter() const { return adapter_.get(); }
+  void SetAdapter(std::shared_ptr<const Adapter> adapter) { adapter_ = std::move(adapter); }
   // [hidden]: the sum of its final hidden states, with mean_pooling; kept by the last stage.
   std::vector<float>& pooled() { return pooled_; }
 
@@ -84,6 +91,7 @@ class LiveSequence {
   int64_t held_ = 0;
   int32_t previous_sample_ = -1;
   std::vector<float> pooled_;
+  std::shared_ptr<const Adapter> adapter_;
 };
 
 class SequenceTable {

@@ -43,7 +43,7 @@ void PageFetches::Begin(Request& request, int64_t most, Clock::time_point now) {
   request.looked_for_pages = true;
   PageFiles& files = *kv_.files();
   const std::span<const int32_t> ids = ReusableInputs(request);
-  const int32_t kept = kv_.Find({request.spec.cache_salt, ids}).tokens;
+  const int32_t kept = kv_.Find({request.spec.cache_salt, ids, request.spec.adapter}).tokens;
   if (std::ssize(ids) - kept < files.page_size()) return;
   std::vector<PageName> names = files.NamesOf(request.spec.cache_salt, ids);
   const auto first = static_cast<size_t>(kept / files.page_size());

@@ -43,7 +43,9 @@ struct RequestSpec {
   std::string owner;       // of the API key that asks, for policies and the ledger; empty: none
   double weight = 1;       // the owner's, under FairShare; > 0
   int32_t priority = 0;    // class under Priority: smaller ones are earlier
-  std::string cache_salt;  // only requests of the same one share what is cached
+  std::string cache_salt;  // only requests of the same one share what is cached; says the adapter
+  uint64_t adapter = 0;    // SequenceStart::adapter, which the engine has loaded; 0: none
+  std::shared_ptr<const void> adapter_hold = {};  // keeps it loaded; null: without an adapter
   std::vector<int32_t> prompt;
   SamplingParameters sampling;  // seed resolved
   int32_t max_new_tokens = 0;   // > 0

@@ -74,7 +74,7 @@ absl::Status PrefixModel::Forward(const Batch& batch, const KvPages& kv, Communi
   return absl::OkStatus();
 }
 
-void PrefixModel::Head(Tensor hidden, Tensor logits) {
+void PrefixModel::Head(Tensor hidden, Tensor logits, std::span<const Adapter* const>) {
   head_rows.push_back(hidden.rows);
   for (int64_t i = 0; i < hidden.rows; ++i) {
     const float* row = hidden.Row<float>(i);

@@ -39,7 +39,8 @@ class PrefixModel : public Model {
   absl::Status Forward(const Batch& batch, const KvPages& kv, Communicator* ranks,
                        Tensor hidden) override;
   void Normalize(Tensor) override {}
-  void Head(Tensor hidden, Tensor logits) override;
+  using Model::Head;
+  void Head(Tensor hidden, Tensor logits, std::span<const Adapter* const> adapters) override;
 
   // The hash of a prefix, and the logit that Head gives `token` after it.
   static uint32_t Hash(std::span<const int32_t> prefix);

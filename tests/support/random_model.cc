@@ -127,7 +127,7 @@ void RandomModel::Normalize(Tensor hidden) {
                    /*accumulate=*/false, hidden);
 }
 
-void RandomModel::Head(Tensor hidden, Tensor logits) {
+void RandomModel::Head(Tensor hidden, Tensor logits, std::span<const Adapter* const>) {
   Normalize(hidden);
   const Projection head[] = {{embedding_.get(), nullptr, logits, false}};
   backend_.MatMul(hidden, head);

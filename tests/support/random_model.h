@@ -23,7 +23,8 @@ class RandomModel : public Model {
   absl::Status Forward(const Batch& batch, const KvPages& kv, Communicator* ranks,
                        Tensor hidden) override;
   void Normalize(Tensor hidden) override;
-  void Head(Tensor hidden, Tensor logits) override;
+  using Model::Head;
+  void Head(Tensor hidden, Tensor logits, std::span<const Adapter* const> adapters) override;
 
  private:
   struct Layer {

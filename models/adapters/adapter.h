@@ -1,0 +1,77 @@
+// An adapter's factors on a rank's device, and what they add to products: for each row of a batch
+// those of its own adapter, so that any mix of adapters runs in one batch.
+//
+// Ranks cut the factors as the model's matrices are cut: where a rank holds a part of the outputs, B
+// has those columns; where it holds a part of the inputs, A has those rows, and the sum over the
+// ranks is the matrix's own.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "kernels/backend.h"
+#include "models/linear.h"
+
+namespace treadle {
+
+// Thread safety: constant once loaded (Model::LoadAdapter); it may go on any thread, when no batch
+// that names it runs any more.
+class Adapter {
+ public:
+  // For `linears` linear layers.
+  explicit Adapter(int32_t linears) : factors_(static_cast<size_t>(linears)) {}
+
+  // The factors for a layer; rank 0: none.
+  const LowRank& Of(const Linear& linear) const {
+    return factors_[static_cast<size_t>(linear.index())];
+  }
+  // The embedding's A, a row for each token, and B. [vocab, rank] f32; no rows: none
+  const Tensor& embedding_a() const { return embedding_a_; }
+  const LowRank& embedding_b() const { return embedding_b_; }
+
+  // While it is loaded. a: [k, rank], b: [rank, n], both dense; values are rounded to `type`.
+  // ResourceExhausted without memory.
+  absl::Status Add(Backend& backend, const Linear& linear, DType type, int64_t rank,
+                   std::span<const float> a, std::span<const float> b);
+  absl::Status AddEmbedding(Backend& backend, int64_t rank, std::span<const float> a,
+                            std::span<const float> b);
+
+ private:
+  // A matrix of `cols` columns on the device, its rows padded.
+  absl::StatusOr<const void*> Upload(Backend& backend, DType type, int64_t cols,
+                                     std::span<const float> values);
+
+  std::vector<LowRank> factors_;  // by the layer's index
+  Tensor embedding_a_;
+  LowRank embedding_b_;
+  std::vector<Buffer> buffers_;
+};
+
+// The rows of a batch, sorted by their adapters. Thread safety: confined to the rank's thread.
+class AdapterRows {
+ public:
+  // adapters: of each row, null: none. Empty: no row has one. They stay until the next call.
+  void Sort(std::span<const Adapter* const> adapters);
+  bool empty() const { return groups_.empty(); }
+  std::span<const Adapter* const> of_rows() const { return of_rows_; }
+
+  // Adds to products of x what the rows' adapters add to them. Rows are those that were sorted, of
+  // which a product may have a part (Projection::first_row).
+  void Add(Backend& backend, Tensor x, std::span<const LinearProduct> products);
+  // The same for an embedding of token `ids`; scratch: [rows, *] f32.
+  void AddEmbedding(Backend& backend, std::span<const int32_t> ids, Tensor scratch, Tensor out);
+
+ private:
+  struct Group {
+    const Adapter* adapter;
+    std::vector<int32_t> rows;  // ascending
+  };
+  std::span<const Adapter* const> of_rows_;
+  std::vector<Group> groups_;
+  std::vector<LowRankProduct> products_;  // of one call
+};
+
+}  // namespace treadle

@@ -1,0 +1,345 @@
+#include "models/adapters/adapter_file.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "base/json_file.h"
+#include "base/number.h"
+#include "base/quoted.h"
+#include "base/sha256.h"
+#include "base/status.h"
+#include "kernels/backend.h"
+#include "models/checkpoints/fingerprint.h"
+#include "models/checkpoints/gguf/gguf_file.h"
+#include "models/checkpoints/huggingface/safetensors.h"
+
+namespace treadle {
+
+using Json = nlohmann::json;
+
+// One adapter while it is read.
+class AdapterReader {
+ public:
+  AdapterReader(const std::string& path, const ModelConfig& config)
+      : config_(config), architecture_(ArchitectureOf(config)), file_(new AdapterFile()) {
+    file_->path_ = path;
+  }
+
+  absl::StatusOr<std::shared_ptr<const AdapterFile>> ReadFolder();
+  absl::StatusOr<std::shared_ptr<const AdapterFile>> ReadGguf();
+
+ private:
+  // A matrix's factors under its name in the file; empty: missing.
+  struct Pair {
+    StoredTensor a, b;
+    bool embedding = false;
+  };
+
+  absl::Status ReadConfig(const std::string& path);
+  absl::Status CheckSettings(const Json& json, const std::string& path) const;
+  absl::Status AddEntry(const SafetensorsEntry& entry);
+  double AlphaOf(std::string_view module) const;
+  absl::Status AddPair(const std::string& name, const Pair& pair);
+  absl::StatusOr<TensorName> FindMatrix(const std::string& name) const;
+  absl::Status CheckShapes(const std::string& name, const AdapterFactors& factors) const;
+  absl::StatusOr<std::shared_ptr<const AdapterFile>> Finish();
+
+  const ModelConfig& config_;
+  const Architecture& architecture_;
+  std::unique_ptr<AdapterFile> file_;
+  std::map<std::string, Pair> pairs_;  // by the matrix's name
+  double alpha_ = 0;                   // 0: a scale of 1
+  bool by_root_ = false;               // rsLoRA
+  std::vector<std::pair<std::string, double>> alphas_;  // of modules of these names
+};
+
+namespace {
+
+// A setting of adapter_config.json that changes what factors mean, where it is not null, false,
+// zero or empty.
+constexpr const char* kForeign[] = {
+    "use_dora",          "lora_bias",      "modules_to_save",      "megatron_config",
+    "layer_replication", "use_qalora",     "target_parameters",    "trainable_token_indices",
+    "use_bdlora",        "arrow_config",   "alora_invocation_tokens", "kappa_tuner_config",
+    "lora_ga_config",    "velora_config",  "monteclora_config",    "corda_config"};
+
+bool SaysNothing(const Json& value) {
+  return value.is_null() || value == false || value == 0 ||
+         ((value.is_array() || value.is_object() || value.is_string()) && value.empty());
+}
+
+// The floats of safetensors that weights come in.
+const WeightFormat* FloatFormat(std::string_view dtype) {
+  if (dtype == "F32") return FindWeightFormat("f32");
+  if (dtype == "F16") return FindWeightFormat("f16");
+  return dtype == "BF16" ? FindWeightFormat("bf16") : nullptr;
+}
+
+}  // namespace
+
+absl::Status AdapterReader::CheckSettings(const Json& json, const std::string& path) const {
+  if (const Json type = json.value("peft_type", Json()); type != "LORA") {
+    return InvalidArgument(path, ": peft_type is ", type.dump(), ", expected \"LORA\"");
+  }
+  for (const char* const key : kForeign) {
+    if (const Json value = json.value(key, Json()); !SaysNothing(value)) {
+      return InvalidArgument(path, ": ", key, " is ", value.dump(), ", expected none: an adapter ",
+                             "is factors of matrices alone");
+    }
+  }
+  if (const Json bias = json.value("bias", Json("none")); bias != "none") {
+    return InvalidArgument(path, ": bias is ", bias.dump(), ", expected \"none\"");
+  }
+  const Json start = json.value("init_lora_weights", Json(true));
+  constexpr std::string_view kPlain[] = {"gaussian", "eva", "orthogonal", "loftq"};
+  const bool plain = start.is_boolean() || start.is_null() ||
+                     (start.is_string() &&
+                      std::ranges::find(kPlain, start.get<std::string>()) != std::end(kPlain));
+  if (!plain) {
+    return InvalidArgument(path, ": init_lora_weights is ", start.dump(), ", which changes the ",
+                           "model's own weights; expected an adapter converted to plain LoRA");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AdapterReader::ReadConfig(const std::string& path) {
+  TREADLE_ASSIGN_OR_RETURN(const Json json, ReadJsonFile(path));
+  TREADLE_RETURN_IF_ERROR(CheckSettings(json, path));
+  const Json base = json.value("base_model_name_or_path", Json());
+  if (base.is_string()) file_->base_ = base.get<std::string>();
+  const Json alpha = json.value("lora_alpha", Json());
+  if (!alpha.is_number() || !std::isfinite(alpha.get<double>())) {
+    return InvalidArgument(path, ": lora_alpha is ", alpha.dump(), ", expected a number");
+  }
+  alpha_ = alpha.get<double>();
+  by_root_ = json.value("use_rslora", Json(false)) == true;
+  const Json pattern = json.value("alpha_pattern", Json());
+  if (SaysNothing(pattern)) return absl::OkStatus();
+  if (!pattern.is_object()) {
+    return InvalidArgument(path, ": alpha_pattern is not an object");
+  }
+  for (const auto& [key, value] : pattern.items()) {
+    if (!value.is_number() || key.find_first_of("*+?()[]{}|\\$", 0) != key.npos) {
+      return InvalidArgument(path, ": alpha_pattern has ", Quoted(key), ": ", value.dump(),
+                             ", expected a module's name and a number");
+    }
+    alphas_.emplace_back(key, value.get<double>());
+  }
+  return absl::OkStatus();
+}
+
+// As PEFT reads patterns: a name that begins with ^ is a module's whole name, others its last
+// parts.
+double AdapterReader::AlphaOf(std::string_view module) const {
+  for (const auto& [key, alpha] : alphas_) {
+    const bool whole = key.starts_with('^');
+    const std::string_view name = std::string_view(key).substr(whole ? 1 : 0);
+    if (module == name || (!whole && module.ends_with(Str(".", name)))) return alpha;
+  }
+  return alpha_;
+}
+
+absl::Status AdapterReader::AddEntry(const SafetensorsEntry& entry) {
+  constexpr std::string_view kPrefix = "base_model.model.";
+  constexpr std::string_view kText = "model.language_model.";
+  struct Ending {
+    std::string_view text;
+    bool b, embedding;
+  };
+  constexpr Ending kEndings[] = {{".lora_A.weight", false, false},
+                                 {".lora_B.weight", true, false},
+                                 {".lora_embedding_A", false, true},
+                                 {".lora_embedding_B", true, true}};
+  const auto* const ending = std::ranges::find_if(
+      kEndings, [&](const Ending& e) { return entry.name.ends_with(e.text); });
+  const WeightFormat* const format = FloatFormat(entry.dtype);
+  if (ending == std::end(kEndings) || !entry.name.starts_with(kPrefix)) {
+    return InvalidArgument(entry.file, ": tensor ", Quoted(entry.name), " is no factor of a matrix, ",
+                           "expected names such as base_model.model.….q_proj.lora_A.weight");
+  }
+  if (format == nullptr || entry.shape.size() != 2) {
+    return InvalidArgument(entry.file, ": tensor ", Quoted(entry.name), " is ", entry.dtype, " ",
+                           ShapeText(entry.shape), ", expected a matrix of F32, F16 or BF16");
+  }
+  std::string module = entry.name.substr(
+      kPrefix.size(), entry.name.size() - kPrefix.size() - ending->text.size());
+  if (module.starts_with(kText)) module = Str("model.", module.substr(kText.size()));
+  Pair& pair = pairs_[module + ".weight"];
+  pair.embedding = ending->embedding;
+  (ending->b ? pair.b : pair.a) = {.name = entry.name,
+                                   .format = format,
+                                   .shape = entry.shape,
+                                   .data = entry.data.data(),
+                                   .bytes = entry.data.size()};
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<const AdapterFile>> AdapterReader::ReadFolder() {
+  const std::filesystem::path folder(file_->path_);
+  const std::string config = (folder / "adapter_config.json").string();
+  TREADLE_RETURN_IF_ERROR(ReadConfig(config));
+  const std::string weights = (folder / "adapter_model.safetensors").string();
+  TREADLE_ASSIGN_OR_RETURN(std::shared_ptr<const MappedFile> mapped, MappedFile::Open(weights));
+  TREADLE_ASSIGN_OR_RETURN(const std::vector<SafetensorsEntry> entries, ReadSafetensors(*mapped));
+  file_->files_.push_back(std::move(mapped));
+  for (const SafetensorsEntry& entry : entries) TREADLE_RETURN_IF_ERROR(AddEntry(entry));
+  for (const auto& [name, pair] : pairs_) TREADLE_RETURN_IF_ERROR(AddPair(name, pair));
+  Sha256 sum;
+  for (const std::string& path : {config, weights}) {
+    TREADLE_ASSIGN_OR_RETURN(const std::string of_file, FileSum(path));
+    sum.Add(std::as_bytes(std::span(of_file)));
+  }
+  file_->hash_ = sum.Finish();
+  return Finish();
+}
+
+absl::StatusOr<std::shared_ptr<const AdapterFile>> AdapterReader::ReadGguf() {
+  file_->kind_ = Container::kGguf;
+  TREADLE_ASSIGN_OR_RETURN(const std::unique_ptr<GgufFile> gguf, GgufFile::Read(file_->path_));
+  const auto expect = [&](const char* key, std::string_view expected) -> absl::Status {
+    TREADLE_ASSIGN_OR_RETURN(const std::string found, gguf->String(key));
+    if (found == expected) return absl::OkStatus();
+    return InvalidArgument(file_->path_, ": ", key, " is ", Quoted(found), ", expected ",
+                           Quoted(expected));
+  };
+  TREADLE_RETURN_IF_ERROR(expect("general.type", "adapter"));
+  TREADLE_RETURN_IF_ERROR(expect("adapter.type", "lora"));
+  TREADLE_RETURN_IF_ERROR(expect("general.architecture", architecture_.GgufName()));
+  if (gguf->Find("adapter.alora.invocation_tokens") != nullptr) {
+    return InvalidArgument(file_->path_, ": adapter.alora.invocation_tokens is set, expected an ",
+                           "adapter that applies to all tokens");
+  }
+  TREADLE_ASSIGN_OR_RETURN(alpha_, gguf->Number("adapter.lora.alpha", 0));
+  TREADLE_ASSIGN_OR_RETURN(file_->base_, gguf->String("general.base_model.0.name", ""));
+  for (const StoredTensor& tensor : gguf->tensors()) {
+    const bool b = tensor.name.ends_with(".lora_b");
+    if ((!b && !tensor.name.ends_with(".lora_a")) || tensor.shape.size() != 2 ||
+        tensor.format->apart()) {
+      return InvalidArgument(file_->path_, ": tensor ", Quoted(tensor.name),
+                             " is no factor of a matrix");
+    }
+    Pair& pair = pairs_[tensor.name.substr(0, tensor.name.size() - 7)];
+    (b ? pair.b : pair.a) = tensor;
+  }
+  file_->files_.push_back(gguf->mapping());
+  for (const auto& [name, pair] : pairs_) TREADLE_RETURN_IF_ERROR(AddPair(name, pair));
+  TREADLE_ASSIGN_OR_RETURN(file_->hash_, FileSum(file_->path_));
+  return Finish();
+}
+
+// The model's matrix of that name. A head that the model ties to its embedding counts.
+absl::StatusOr<TensorName> AdapterReader::FindMatrix(const std::string& name) const {
+  TensorName found = ParseTensorName(architecture_, file_->kind_, name, &config_);
+  if (found.row == nullptr) {
+    found = ParseTensorName(architecture_, file_->kind_, name);
+    if (found.row != nullptr && found.row->part != Part::kHead) found.row = nullptr;
+  }
+  const auto number = [](std::string_view text, int64_t end) {
+    const auto value = text.empty() ? std::optional<int64_t>(0) : NumberIn<int64_t>(text);
+    return value && *value >= 0 && *value < end;
+  };
+  const bool is_matrix = found.row != nullptr && found.row->columns != Extent::kNone &&
+                         !found.row->bare && found.row->part != Part::kConvolution;
+  const bool served = is_matrix && found.row->part != Part::kPositions &&
+                      found.row->part != Part::kLayerEmbedding &&
+                      found.row->part != Part::kLayerInputProjection;
+  const bool whole = found.row != nullptr && InExperts(found.row->part) && found.expert.empty();
+  if (!served || whole || !number(found.layer, config_.layers) ||
+      !number(found.expert, std::max<int64_t>(config_.experts, 1))) {
+    return InvalidArgument(file_->path_, ": ", Quoted(name), " is no matrix of a ",
+                           architecture_.name, " model with ", config_.layers,
+                           " layers that an adapter can change");
+  }
+  return found;
+}
+
+absl::Status AdapterReader::CheckShapes(const std::string& name,
+                                        const AdapterFactors& factors) const {
+  const ModelConfig layer = InLayer(factors.row->part) ? config_.OfLayer(factors.layer) : config_;
+  const int64_t n = SizeOf(factors.row->rows, layer), k = SizeOf(factors.row->columns, layer);
+  const bool embedding = factors.row->part == Part::kEmbedding;
+  const int64_t inputs = embedding ? n : k, outputs = embedding ? k : n;
+  std::vector<int64_t> a = {factors.rank, inputs};
+  if (factors.a_by_token) std::swap(a[0], a[1]);
+  const std::vector<int64_t> b = {outputs, factors.rank};
+  if (factors.rank < 1 || factors.rank > AdapterFile::kMaxRank) {
+    return InvalidArgument(file_->path_, ": ", Quoted(name), " has rank ", factors.rank,
+                           ", expected 1 to ", AdapterFile::kMaxRank);
+  }
+  if (factors.a.shape == a && factors.b.shape == b) return absl::OkStatus();
+  return InvalidArgument(file_->path_, ": the factors of ", Quoted(name), " are ",
+                         ShapeText(factors.a.shape), " and ", ShapeText(factors.b.shape),
+                         ", expected ", ShapeText(a), " and ", ShapeText(b),
+                         " (is it for another model?)");
+}
+
+absl::Status AdapterReader::AddPair(const std::string& name, const Pair& pair) {
+  if (pair.a.format == nullptr || pair.b.format == nullptr) {
+    return InvalidArgument(file_->path_, ": ", Quoted(name), " has one factor, expected two");
+  }
+  TREADLE_ASSIGN_OR_RETURN(const TensorName found, FindMatrix(name));
+  AdapterFactors factors = {.row = found.row, .a = pair.a, .b = pair.b};
+  if (!found.layer.empty()) factors.layer = *NumberIn<int64_t>(found.layer);
+  if (!found.expert.empty()) factors.expert = *NumberIn<int64_t>(found.expert);
+  const bool embedding = found.row->part == Part::kEmbedding;
+  const bool folder = file_->kind_ == Container::kHuggingFace;
+  if (folder && embedding != pair.embedding) {
+    return InvalidArgument(file_->path_, ": the factors of ", Quoted(name), " are called ",
+                           Quoted(pair.a.name), ", expected those of ",
+                           embedding ? "an embedding" : "a linear layer");
+  }
+  factors.a_by_token = embedding && !folder;
+  factors.rank = pair.b.shape[1];
+  TREADLE_RETURN_IF_ERROR(CheckShapes(name, factors));
+  const double alpha = AlphaOf(std::string_view(name).substr(0, name.rfind('.')));
+  const auto rank = static_cast<double>(factors.rank);
+  // llama.cpp's files without an alpha have a scale of 1.
+  const bool unscaled = !folder && alpha == 0;
+  factors.scale = unscaled ? 1 : static_cast<float>(alpha / (by_root_ ? std::sqrt(rank) : rank));
+  file_->rank_ = std::max(file_->rank_, factors.rank);
+  const int64_t inputs = factors.a.shape[factors.a_by_token ? 0 : 1], outputs = pair.b.shape[0];
+  file_->memory_ += static_cast<uint64_t>(inputs * LowRankStride(factors.rank) +
+                                          factors.rank * LowRankStride(outputs)) *
+                    SizeOf(factors.LoadedType());
+  file_->factors_.push_back(std::move(factors));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<const AdapterFile>> AdapterReader::Finish() {
+  if (file_->factors_.empty()) return InvalidArgument(file_->path_, ": has no factors");
+  TREADLE_RETURN_IF_ERROR(file_->CheckUnchanged());
+  std::from_chars(file_->hash_.data(), file_->hash_.data() + 16, file_->id_, 16);
+  if (file_->id_ == 0) file_->id_ = 1;
+  return std::shared_ptr<const AdapterFile>(std::move(file_));
+}
+
+DType AdapterFactors::LoadedType() const {
+  int exponent = 0;
+  const bool exact = std::frexp(scale, &exponent) == 0.5f && std::abs(exponent) < 8;
+  if (a.format != b.format || !exact) return DType::kF32;
+  if (a.format->name == "bf16") return DType::kBF16;
+  return a.format->name == "f16" && scale == 1 ? DType::kF16 : DType::kF32;
+}
+
+absl::Status AdapterFile::CheckUnchanged() const {
+  for (const auto& file : files_) TREADLE_RETURN_IF_ERROR(file->CheckUnchanged());
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<const AdapterFile>> AdapterFile::Open(const std::string& path,
+                                                                     const ModelConfig& config) {
+  AdapterReader reader(path, config);
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error)) return reader.ReadFolder();
+  if (!std::filesystem::exists(path, error)) {
+    return NotFound(path, ": no such adapter, expected a PEFT folder or a .gguf file");
+  }
+  return reader.ReadGguf();
+}
+
+}  // namespace treadle

@@ -1,0 +1,73 @@
+// A LoRA adapter on disk (Hu et al. 2021), checked against the model that it is for: a PEFT folder
+// (adapter_config.json, adapter_model.safetensors), or llama.cpp's .gguf.
+//
+// Nothing is ignored: a tensor that is no factor of one of the model's matrices, or a setting that
+// changes what the factors mean (DoRA, trained biases, whole modules that were saved), is an error
+// that names it. Files are mapped, and read again by each rank that loads them.
+//
+// Thread safety: constant after Open.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/dtype.h"
+#include "models/checkpoints/checkpoint.h"
+
+namespace treadle {
+
+// The two factors of one matrix [n, k]: scale * b a is added to it. Values and rows as in the file.
+struct AdapterFactors {
+  const TensorRow* row = nullptr;  // of the model's architecture
+  int64_t layer = 0;               // 0 outside of layers
+  int64_t expert = 0;
+  int64_t rank = 0;
+  float scale = 1;  // alpha / rank, or as rsLoRA says alpha / sqrt(rank)
+  StoredTensor a;   // [rank, k]; of an embedding's in llama.cpp's files [k, rank]
+  StoredTensor b;   // [n, rank]
+  bool a_by_token = false;  // that other order
+
+  // The type that holds both factors as they are, the scale being the second's.
+  DType LoadedType() const;
+};
+
+class AdapterFile {
+ public:
+  static constexpr int64_t kMaxRank = 512;
+
+  // config: of the model. NotFound, or InvalidArgument with the file, the tensor or the setting,
+  // what was found and what was expected.
+  static absl::StatusOr<std::shared_ptr<const AdapterFile>> Open(const std::string& path,
+                                                                 const ModelConfig& config);
+
+  const std::string& path() const { return path_; }
+  Container kind() const { return kind_; }
+  // 64 hexadecimal digits: the SHA-256 of all that decides what it adds.
+  const std::string& hash() const { return hash_; }
+  // The first 16 of them as a number: a plan's name for it. Never 0.
+  uint64_t id() const { return id_; }
+  // The model that the adapter says it was trained for; empty: it does not say.
+  const std::string& base() const { return base_; }
+  int64_t rank() const { return rank_; }      // the largest
+  uint64_t memory() const { return memory_; }  // bytes that it takes when loaded, by one rank
+  const std::vector<AdapterFactors>& factors() const { return factors_; }
+  // The files were not written to since Open.
+  absl::Status CheckUnchanged() const;
+
+ private:
+  friend class AdapterReader;
+  AdapterFile() = default;
+
+  std::string path_, hash_, base_;
+  Container kind_ = Container::kHuggingFace;
+  uint64_t id_ = 0;
+  int64_t rank_ = 0;
+  uint64_t memory_ = 0;
+  std::vector<AdapterFactors> factors_;
+  std::vector<std::shared_ptr<const MappedFile>> files_;
+};
+
+}  // namespace treadle
