@@ -37,14 +37,16 @@
 
 namespace treadle {
 
+// The first tokens of a sequence, and who may have them from the cache: requests of one salt.
+struct CachedPrefix {
+  std::string_view salt;
+  std::span<const int32_t> ids;
+  uint64_t adapter = 0;  // theirs (SequenceStart::adapter), which the salt says, too
+};
+
 class KvSlotManager {
  public:
-  // The first tokens of a sequence, and who may have them from the cache: requests of one salt.
-  struct Prefix {
-    std::string_view salt;
-    std::span<const int32_t> ids;
-    uint64_t adapter = 0;  // theirs (SequenceStart::adapter), which the salt says, too
-  };
+  using Prefix = CachedPrefix;
   // How much of a prefix is kept: that many tokens, whole pages.
   struct Found {
     int32_t tokens = 0;
