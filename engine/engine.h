@@ -3,8 +3,8 @@
 // LocalEngine (threads of this process) and RemoteEngine (worker processes) obey this contract and
 // pass the same tests.
 //
-// Thread safety: all methods but SetMasks and those of adapters are called from one thread, the serving loop; `wake` is
-// called from the engine's threads.
+// Thread safety: all methods but SetMasks and those of adapters are called from one thread, the
+// serving loop; `wake` is called from the engine's threads.
 #pragma once
 
 #include <cstdint>

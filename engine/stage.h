@@ -142,9 +142,7 @@ class Stage {
   absl::StatusOr<std::vector<std::shared_ptr<const Adapter>>> AdaptersOf(
       const IterationPlan& plan) const;
   void Flatten(const IterationPlan& plan);
-  Batch FlatBatch() const {
-    return {token_ids_, positions_, spans_, window_spans_, row_adapters_};
-  }
+  Batch FlatBatch() const { return {token_ids_, positions_, spans_, window_spans_, row_adapters_}; }
   void CollectOutputs(Begun& begun);
   void Pad(const IterationPlan& plan, Begun& begun);
   absl::StatusOr<Tensor> ReceiveHidden(const IterationPlan& plan, Begun& begun);
@@ -204,11 +202,11 @@ class Stage {
   // The same with window pages, where layers of both kinds are; else spans_ has the pages there
   // are.
   std::vector<SequenceSpan> window_spans_;
-  std::vector<const Adapter*> row_adapters_;  // [num_tokens], or none
+  std::vector<const Adapter*> row_adapters_;   // [num_tokens], or none
   std::vector<const Adapter*> head_adapters_;  // of the rows of a call of the head, likewise
-  std::vector<LiveSequence*> live_;     // [steps]
-  std::vector<int32_t> output_rows_;    // [outputs, padding included]
-  std::vector<SampleRow> sample_rows_;  // as output_rows_
+  std::vector<LiveSequence*> live_;            // [steps]
+  std::vector<int32_t> output_rows_;           // [outputs, padding included]
+  std::vector<SampleRow> sample_rows_;         // as output_rows_
   // Counts for sampled rows that are not their steps' last ones; sample_rows_ points to them.
   std::deque<std::vector<TokenCount>> earlier_counts_;
   std::vector<int32_t> hidden_rows_;    // of the step whose hidden states are being taken

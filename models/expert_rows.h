@@ -50,10 +50,10 @@ class ExpertRows {
   Tensor ids_, weights_;  // [max_rows, per_row]
   Tensor rows_;       // [max_rows * per_row, hidden]: what experts are given, then what they make
   Tensor gate_, up_;  // [max_rows * per_row, inner]
-  std::vector<float> host_ids_;       // [rows * per_row]
-  std::vector<int32_t> first_;        // [experts + 1]: where an expert's rows begin
-  std::vector<int32_t> order_;        // [rows * per_row]: the row of x that is there
-  std::vector<int32_t> places_;       // [rows * per_row]: where a row's results are
+  std::vector<float> host_ids_;               // [rows * per_row]
+  std::vector<int32_t> first_;                // [experts + 1]: where an expert's rows begin
+  std::vector<int32_t> order_;                // [rows * per_row]: the row of x that is there
+  std::vector<int32_t> places_;               // [rows * per_row]: where a row's results are
   std::vector<LinearProduct> linear_;         // of one call
   std::vector<Projection> products_;          // likewise
   std::vector<const Adapter*> row_adapters_;  // of order_

@@ -53,7 +53,7 @@ class WeightLoader {
 
   uint64_t weight_bytes() const { return weight_bytes_; }
   int32_t linears() const { return linears_; }  // that were loaded; each has its number as index
-  void Finish() const;  // progress 1
+  void Finish() const;                          // progress 1
 
  private:
   absl::StatusOr<std::unique_ptr<PackedMatrix>> Pack(const StoredTensor& tensor,

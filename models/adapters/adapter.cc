@@ -39,8 +39,7 @@ absl::Status Adapter::AddEmbedding(Backend& backend, int64_t rank, std::span<con
   embedding_a_ = DenseTensor(table.data(), DType::kF32, std::ssize(a) / rank, rank);
   buffers_.push_back(std::move(table));
   embedding_b_.rank = rank;
-  TREADLE_ASSIGN_OR_RETURN(embedding_b_.b,
-                           Upload(backend, DType::kF32, std::ssize(b) / rank, b));
+  TREADLE_ASSIGN_OR_RETURN(embedding_b_.b, Upload(backend, DType::kF32, std::ssize(b) / rank, b));
   return absl::OkStatus();
 }
 

@@ -1,8 +1,8 @@
 // An adapter's factors on a rank's device, and what they add to products: for each row of a batch
 // those of its own adapter, so that any mix of adapters runs in one batch.
 //
-// Ranks cut the factors as the model's matrices are cut: where a rank holds a part of the outputs, B
-// has those columns; where it holds a part of the inputs, A has those rows, and the sum over the
+// Ranks cut the factors as the model's matrices are cut: where a rank holds a part of the outputs,
+// B has those columns; where it holds a part of the inputs, A has those rows, and the sum over the
 // ranks is the matrix's own.
 #pragma once
 

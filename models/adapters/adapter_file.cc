@@ -45,6 +45,7 @@ class AdapterReader {
   absl::Status AddEntry(const SafetensorsEntry& entry);
   double AlphaOf(std::string_view module) const;
   absl::Status AddPair(const std::string& name, const Pair& pair);
+  TensorName ParseName(const std::string& name) const;
   absl::StatusOr<TensorName> FindMatrix(const std::string& name) const;
   absl::Status CheckShapes(const std::string& name, const AdapterFactors& factors) const;
   absl::StatusOr<std::shared_ptr<const AdapterFile>> Finish();
@@ -52,9 +53,9 @@ class AdapterReader {
   const ModelConfig& config_;
   const Architecture& architecture_;
   std::unique_ptr<AdapterFile> file_;
-  std::map<std::string, Pair> pairs_;  // by the matrix's name
-  double alpha_ = 0;                   // 0: a scale of 1
-  bool by_root_ = false;               // rsLoRA
+  std::map<std::string, Pair> pairs_;                   // by the matrix's name
+  double alpha_ = 0;                                    // 0: a scale of 1
+  bool by_root_ = false;                                // rsLoRA
   std::vector<std::pair<std::string, double>> alphas_;  // of modules of these names
 };
 
@@ -63,10 +64,11 @@ namespace {
 // A setting of adapter_config.json that changes what factors mean, where it is not null, false,
 // zero or empty.
 constexpr const char* kForeign[] = {
-    "use_dora",          "lora_bias",      "modules_to_save",      "megatron_config",
-    "layer_replication", "use_qalora",     "target_parameters",    "trainable_token_indices",
-    "use_bdlora",        "arrow_config",   "alora_invocation_tokens", "kappa_tuner_config",
-    "lora_ga_config",    "velora_config",  "monteclora_config",    "corda_config"};
+    "use_dora",          "lora_bias",     "modules_to_save",         "megatron_config",
+    "layer_replication", "use_qalora",    "target_parameters",       "trainable_token_indices",
+    "use_bdlora",        "arrow_config",  "alora_invocation_tokens", "ensure_weight_tying",
+    "lora_ga_config",    "velora_config", "monteclora_config",       "corda_config",
+    "kasa_config"};
 
 bool SaysNothing(const Json& value) {
   return value.is_null() || value == false || value == 0 ||
@@ -155,19 +157,26 @@ absl::Status AdapterReader::AddEntry(const SafetensorsEntry& entry) {
                                  {".lora_B.weight", true, false},
                                  {".lora_embedding_A", false, true},
                                  {".lora_embedding_B", true, true}};
-  const auto* const ending = std::ranges::find_if(
-      kEndings, [&](const Ending& e) { return entry.name.ends_with(e.text); });
+  const auto* const ending =
+      std::ranges::find_if(kEndings, [&](const Ending& e) { return entry.name.ends_with(e.text); });
   const WeightFormat* const format = FloatFormat(entry.dtype);
+  // PEFT writes the model's own embeddings, too, where an adapter changes them.
+  if (entry.name.ends_with(".base_layer.weight") &&
+      entry.shape == std::vector<int64_t>{config_.vocab, config_.hidden}) {
+    file_->left_aside_.push_back(entry.name);
+    return absl::OkStatus();
+  }
   if (ending == std::end(kEndings) || !entry.name.starts_with(kPrefix)) {
-    return InvalidArgument(entry.file, ": tensor ", Quoted(entry.name), " is no factor of a matrix, ",
+    return InvalidArgument(entry.file, ": tensor ", Quoted(entry.name),
+                           " is no factor of a matrix, ",
                            "expected names such as base_model.model.….q_proj.lora_A.weight");
   }
   if (format == nullptr || entry.shape.size() != 2) {
     return InvalidArgument(entry.file, ": tensor ", Quoted(entry.name), " is ", entry.dtype, " ",
                            ShapeText(entry.shape), ", expected a matrix of F32, F16 or BF16");
   }
-  std::string module = entry.name.substr(
-      kPrefix.size(), entry.name.size() - kPrefix.size() - ending->text.size());
+  std::string module =
+      entry.name.substr(kPrefix.size(), entry.name.size() - kPrefix.size() - ending->text.size());
   if (module.starts_with(kText)) module = Str("model.", module.substr(kText.size()));
   Pair& pair = pairs_[module + ".weight"];
   pair.embedding = ending->embedding;
@@ -232,13 +241,28 @@ absl::StatusOr<std::shared_ptr<const AdapterFile>> AdapterReader::ReadGguf() {
   return Finish();
 }
 
-// The model's matrix of that name. A head that the model ties to its embedding counts.
-absl::StatusOr<TensorName> AdapterReader::FindMatrix(const std::string& name) const {
+// The model's matrix of that name. A head that the model ties to its embedding counts, and so do
+// the folders' names of families whose .gguf files are called alike.
+TensorName AdapterReader::ParseName(const std::string& name) const {
   TensorName found = ParseTensorName(architecture_, file_->kind_, name, &config_);
-  if (found.row == nullptr) {
-    found = ParseTensorName(architecture_, file_->kind_, name);
-    if (found.row != nullptr && found.row->part != Part::kHead) found.row = nullptr;
+  if (found.row != nullptr) return found;
+  found = ParseTensorName(architecture_, file_->kind_, name);
+  if (found.row != nullptr && found.row->part == Part::kHead) return found;
+  for (const Architecture& other : Architectures()) {
+    if (other.GgufName() != architecture_.GgufName()) continue;
+    found = ParseTensorName(other, file_->kind_, name);
+    if (found.row == nullptr) continue;
+    for (const TensorRow* const own : TensorsOf(config_)) {
+      if (own->part != found.row->part) continue;
+      found.row = own;
+      return found;
+    }
   }
+  return {};
+}
+
+absl::StatusOr<TensorName> AdapterReader::FindMatrix(const std::string& name) const {
+  const TensorName found = ParseName(name);
   const auto number = [](std::string_view text, int64_t end) {
     const auto value = text.empty() ? std::optional<int64_t>(0) : NumberIn<int64_t>(text);
     return value && *value >= 0 && *value < end;

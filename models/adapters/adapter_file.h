@@ -25,9 +25,9 @@ struct AdapterFactors {
   int64_t layer = 0;               // 0 outside of layers
   int64_t expert = 0;
   int64_t rank = 0;
-  float scale = 1;  // alpha / rank, or as rsLoRA says alpha / sqrt(rank)
-  StoredTensor a;   // [rank, k]; of an embedding's in llama.cpp's files [k, rank]
-  StoredTensor b;   // [n, rank]
+  float scale = 1;          // alpha / rank, or as rsLoRA says alpha / sqrt(rank)
+  StoredTensor a;           // [rank, k]; of an embedding's in llama.cpp's files [k, rank]
+  StoredTensor b;           // [n, rank]
   bool a_by_token = false;  // that other order
 
   // The type that holds both factors as they are, the scale being the second's.
@@ -51,9 +51,11 @@ class AdapterFile {
   uint64_t id() const { return id_; }
   // The model that the adapter says it was trained for; empty: it does not say.
   const std::string& base() const { return base_; }
-  int64_t rank() const { return rank_; }      // the largest
+  int64_t rank() const { return rank_; }       // the largest
   uint64_t memory() const { return memory_; }  // bytes that it takes when loaded, by one rank
   const std::vector<AdapterFactors>& factors() const { return factors_; }
+  // The model's own embeddings, which PEFT may write beside their factors: they are not loaded.
+  const std::vector<std::string>& left_aside() const { return left_aside_; }
   // The files were not written to since Open.
   absl::Status CheckUnchanged() const;
 
@@ -67,6 +69,7 @@ class AdapterFile {
   int64_t rank_ = 0;
   uint64_t memory_ = 0;
   std::vector<AdapterFactors> factors_;
+  std::vector<std::string> left_aside_;
   std::vector<std::shared_ptr<const MappedFile>> files_;
 };
 

@@ -4,6 +4,7 @@
 #include <cstdlib>
 
 #include "base/status.h"
+#include "models/adapters/adapter_file.h"
 
 namespace treadle {
 namespace {
@@ -26,6 +27,10 @@ absl::StatusOr<std::unique_ptr<TeacherForcing>> TeacherForcing::Create(
   load.threads = options.threads;
   TREADLE_ASSIGN_OR_RETURN(out->model_, Model::Load(checkpoint, *out->backend_, load));
   const ModelConfig& config = out->model_->config();
+  if (!options.adapter.empty()) {
+    TREADLE_ASSIGN_OR_RETURN(const auto file, AdapterFile::Open(options.adapter, config));
+    TREADLE_ASSIGN_OR_RETURN(out->adapter_, out->model_->LoadAdapter(*file));
+  }
   out->layout_ = {.kv_heads = config.kv_heads,
                   .head_dim = config.head_dim,
                   .page_size = kPageSize,
@@ -62,7 +67,9 @@ void TeacherForcing::Forward(std::span<const int32_t> token_ids, int64_t begin, 
                                  .num_rows = static_cast<int32_t>(end - begin),
                                  .first_position = static_cast<int32_t>(begin),
                                  .pages = pages_.data()};
-  const Batch batch = {token_ids.subspan(begin, end - begin), positions, {&sequence, 1}};
+  const std::vector<const Adapter*> adapters(adapter_ ? positions.size() : 0, adapter_.get());
+  const Batch batch = {
+      token_ids.subspan(begin, end - begin), positions, {&sequence, 1}, {}, adapters};
   const Tensor hidden =
       DenseTensor(hidden_.data(), DType::kF32, end - begin, model_->config().hidden);
   TREADLE_CHECK(model_->Forward(batch, {layout_, layers_, window_layout_}, nullptr, hidden).ok());
@@ -80,7 +87,8 @@ void TeacherForcing::Run(std::span<const int32_t> token_ids, const Row& row) {
     for (int64_t at = begin; at < end; at += kHeadRows) {
       const int64_t rows = std::min(kHeadRows, end - at);
       const Tensor logits = DenseTensor(logits_.data(), DType::kF32, rows, config.vocab);
-      model_->Head(hidden.Rows(at - begin, rows), logits);
+      const std::vector<const Adapter*> adapters(adapter_ ? rows : 0, adapter_.get());
+      model_->Head(hidden.Rows(at - begin, rows), logits, adapters);
       for (int64_t i = 0; i < rows; ++i) {
         TREADLE_CHECK(backend_->Synchronize().ok());
         backend_->CopyToHost(host.data(), logits.Row<float>(i), host.size() * sizeof(float));

@@ -21,7 +21,8 @@ class TeacherForcing {
     int64_t chunk = 0;       // tokens of one Forward
     DType kv_dtype = DType::kF32;
     WeightPlan weights = {};
-    int threads = 1;  // that convert weights
+    int threads = 1;           // that convert weights
+    std::string adapter = {};  // of all rows; empty: none
   };
 
   static absl::StatusOr<std::unique_ptr<TeacherForcing>> Create(const Checkpoint& checkpoint,
@@ -40,6 +41,7 @@ class TeacherForcing {
 
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<Model> model_;
+  std::shared_ptr<const Adapter> adapter_;
   Options options_;
   KvLayout layout_, window_layout_;
   std::vector<int32_t> pages_;

@@ -1,0 +1,82 @@
+#!/usr/bin/env python3
+"""Writes tests/testdata/adapters/: random LoRA adapters for small checkpoints of tests/testdata/models, saved by PEFT,
+with the logits that PEFT gives the models with them; with their names as arguments, those alone.
+
+Run from the repository's root, with torch, transformers, peft and safetensors installed, and LLAMA_CPP naming a
+checkout of llama.cpp, whose converter makes the .gguf files.
+
+Logits are in float64; beside them is how far PEFT's own float32 logits are from those (make_logit_oracles.py).
+"""
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import torch
+import transformers
+from peft import LoraConfig, get_peft_model
+
+MODELS = "tests/testdata/models"
+OUT = "tests/testdata/adapters"
+LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+# name: (base, settings of LoraConfig, type of the file)
+CASES = {
+    "llama": ("llama-grouped", dict(r=4, lora_alpha=6, target_modules=LINEARS), "float32"),
+    "llama-second": ("llama-grouped", dict(r=18, lora_alpha=9, use_rslora=True, target_modules=LINEARS,
+                                           rank_pattern={"down_proj": 3, "model.layers.1.self_attn.q_proj": 7},
+                                           alpha_pattern={"^model.layers.0.mlp.up_proj": 2, "v_proj": 11}), "float32"),
+    "llama-bf16": ("llama-grouped", dict(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj"]), "bfloat16"),
+    "qwen3": ("qwen3-tied", dict(r=5, lora_alpha=5, target_modules=LINEARS + ["embed_tokens", "lm_head"]), "float16"),
+    "gpt2": ("gpt2", dict(r=3, lora_alpha=4, target_modules=["c_attn", "c_proj", "c_fc"], fan_in_fan_out=True),
+             "float32"),
+    "gptneox": ("gptneox", dict(r=4, lora_alpha=4, target_modules=["query_key_value", "dense", "dense_h_to_4h",
+                                                                 "dense_4h_to_h"]), "float32"),
+    "gemma3": ("gemma3", dict(r=4, lora_alpha=8, target_modules=LINEARS + ["embed_tokens"]), "float32"),
+    "granite": ("granite", dict(r=4, lora_alpha=3, target_modules=LINEARS), "float32"),
+    "phi3": ("phi3", dict(r=4, lora_alpha=8, target_modules=["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]),
+             "float32"),
+}
+GGUF = ["llama", "qwen3", "granite"]
+
+
+def logits_of(model, ids):
+    with torch.no_grad():
+        return model(torch.tensor([ids])).logits[0].double().numpy()
+
+
+def main():
+    for name in sys.argv[1:] or CASES:
+        base, settings, dtype = CASES[name]
+        folder = f"{OUT}/{name}"
+        torch.manual_seed(sum(map(ord, name)))
+        ids = json.load(open(f"{MODELS}/{base}/oracle.json"))["token_ids"]
+        config = LoraConfig(base_model_name_or_path=base, task_type="CAUSAL_LM", **settings)
+        model = get_peft_model(transformers.AutoModelForCausalLM.from_pretrained(
+            f"{MODELS}/{base}", dtype=torch.float32, attn_implementation="eager"), config)
+        for key, value in model.named_parameters():
+            if "lora_" in key:
+                inner = "lora_A" in key or "embedding_A" in key
+                value.data = torch.randn_like(value) * (0.3 if inner else 0.1)
+                value.data = value.data.to(getattr(torch, dtype)).float()
+        model.eval()
+        single = logits_of(model, ids)
+        exact = logits_of(model.double(), ids)
+        with model.disable_adapter():
+            plain = logits_of(model, ids)
+        state_type = getattr(torch, dtype)
+        model.to(state_type).save_pretrained(folder)
+        exact.astype(np.float32).tofile(f"{folder}/logits.f32")
+        json.dump({"base": base, "token_ids": ids, "fp32_rounding": float(np.abs(single - exact).max()),
+                   "effect": float(np.abs(exact - plain).max())}, open(f"{folder}/oracle.json", "w"))
+        if os.path.exists(f"{folder}/README.md"):
+            os.remove(f"{folder}/README.md")
+        if name in GGUF and "LLAMA_CPP" in os.environ:
+            subprocess.run([sys.executable, os.environ["LLAMA_CPP"] + "/convert_lora_to_gguf.py", folder, "--base",
+                            f"{MODELS}/{base}", "--outfile", f"{folder}/adapter.gguf", "--outtype", "f32"], check=True)
+        print(name, "changes logits by up to", np.abs(exact - plain).max(), "fp32", np.abs(single - exact).max())
+
+
+if __name__ == "__main__":
+    main()
