@@ -192,6 +192,12 @@ void StageRanks::UnloadAdapter(uint64_t id) {
   adapters_.erase(found);
 }
 
+void StageRanks::UnloadAdapters() {
+  decltype(adapters_) unloaded;
+  MutexLock lock(mutex_);
+  unloaded.swap(adapters_);
+}
+
 std::shared_ptr<const Adapter> StageRanks::FindAdapter(size_t rank, uint64_t id) {
   MutexLock lock(mutex_);
   const auto found = adapters_.find(id);

@@ -111,6 +111,7 @@ class StageRanks {
   // Any thread; as Engine's.
   absl::Status LoadAdapter(const AdapterFile& file);
   void UnloadAdapter(uint64_t id);
+  void UnloadAdapters();  // all
 
   // Any thread.
   void SetTracing(bool on) { trace_.Set(on); }

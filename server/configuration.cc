@@ -126,6 +126,17 @@ absl::StatusOr<Words> ParseModelNames(const std::string& text) {
   return names;
 }
 
+absl::StatusOr<Words> ParseLoras(const std::string& text) {
+  if (text.empty() || text == "none") return Words();
+  Words loras = absl::StrSplit(text, ',');
+  for (const std::string& lora : loras) {
+    const size_t sign = lora.find('=');
+    if (sign != lora.npos && sign > 0 && sign + 1 < lora.size()) continue;
+    return InvalidArgument("has ", Quoted(lora), ", expected NAME=PATH, and commas between them");
+  }
+  return loras;
+}
+
 // As browsers send them: no path, no slash at the end, lower case.
 absl::StatusOr<std::vector<std::string>> ParseOrigins(const std::string& text) {
   if (text.empty() || text == "none") return std::vector<std::string>();
@@ -158,6 +169,7 @@ constexpr char kPageSizes[] = R"({"enum": [16, 32, 64, 128, 256, 512, 1024, 2048
 constexpr char kThreshold[] = R"({"type": "number", "minimum": 0, "maximum": 1000000})";
 constexpr char kOrigins[] = R"({"type": "string", "pattern": "^([*]|[a-z]+://[^ ]+)$"})";
 constexpr char kNames[] = R"({"type": "string", "pattern": "^[^ ]+$"})";
+constexpr char kLoras[] = R"({"type": "string", "pattern": "^(none|[^ =]+=/[^ ]+)$"})";
 constexpr char kFolderSpace[] =
     R"({"type": "string", "pattern": "^/[^ ]*[^ /]:[0-9]+([.][0-9]+)?[KMGT]?$"})";
 constexpr char kAbsolutePath[] = R"({"type": "string", "pattern": "^/[^ ]*[^ /]$"})";
@@ -216,6 +228,21 @@ const std::vector<ServeFlag>& ServeFlags() {
        kServing, kServer, List(&O::served_model_names, ParseModelNames, kNames)},
       {"--model-sha256", "SHA-256 that the model's file must have, in hexadecimal digits", kServing,
        kNowhere, Value<std::string>(&O::model_sha256, ParseSha256, ShowText)},
+      {"--lora",
+       "LoRA adapters that clients may name as the model: NAME=PATH,...; a path is a PEFT folder or "
+       "a .gguf file; none: none",
+       kServing, kServer, List(&O::loras, ParseLoras, kLoras)},
+      {"--lora-dir",
+       "folder whose folders and .gguf files are adapters of that name, read when they are first "
+       "asked for; none: none",
+       kServing, kServer, Text(&O::lora_dir, kAbsolutePath)},
+      {"--max-loras",
+       "adapters in memory at once; those asked least recently make room for others, and requests "
+       "wait where all are in use",
+       kServing, kServer, Integer(&O::max_loras, 1, 4096)},
+      {"--lora-memory", "most bytes of adapters in memory; 0: as many as --max-loras", kServing,
+       kServer,
+       Size(&O::lora_memory, 0, std::numeric_limits<int64_t>::max(), "a size such as 1G, or 0")},
       Group("Addresses"),
       {"--listen",
        "address of gRPC, host:port; port 0 takes a free one; "

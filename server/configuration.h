@@ -47,6 +47,10 @@ struct ServeOptions {
   std::string model;
   std::vector<std::string> served_model_names;  // the first is told; empty: by the path
   std::string model_sha256;                     // lower case; empty: not checked
+  std::vector<std::string> loras;               // adapters, each NAME=PATH
+  std::string lora_dir;                         // folder of adapters; empty: none
+  int64_t max_loras = 16;                       // in memory at once
+  int64_t lora_memory = 0;                      // bytes of these; 0: no bound
   std::string listen = "127.0.0.1:50051";
   std::string http_listen = "127.0.0.1:8080";     // "none": no OpenAI API
   std::vector<std::string> http_allow_origins;    // of pages of others that may ask; "*": all

@@ -70,6 +70,7 @@ ServingStack::ServingStack(ServedModel model, std::unique_ptr<Engine> engine,
 }
 
 absl::Status ServingStack::Start() {
+  if (model_.adapters) TREADLE_RETURN_IF_ERROR(model_.adapters->Start(*engine_));
   if (draft_) TREADLE_RETURN_IF_ERROR(draft_->Start());
   if (!options_.measure) return loop_->Start();
   return loop_->Start([this](LoopCore& core) {
@@ -100,7 +101,10 @@ absl::Status ServingStack::Start() {
   });
 }
 
-ServingStack::~ServingStack() { Stop(absl::UnavailableError("the server is stopping")); }
+ServingStack::~ServingStack() {
+  Stop(absl::UnavailableError("the server is stopping"));
+  if (model_.adapters) model_.adapters->Stop();
+}
 
 ServingStack::Pages ServingStack::pages() const {
   uint64_t next = std::max<uint64_t>(ledger_.end(), 1) - 1;

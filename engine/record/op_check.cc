@@ -105,6 +105,16 @@ class Twins {
     }
     return projections_;
   }
+  // Several may write rows of the same tensor.
+  std::span<const LowRankProduct> Of(std::span<const LowRankProduct> products) {
+    for (const LowRankProduct& product : products) {
+      LowRankProduct& twin = low_ranks_.emplace_back(product);
+      const auto same = std::ranges::find_if(
+          tensors_, [&](const auto& pair) { return pair.second.data == product.out.data; });
+      twin.out = same == tensors_.end() ? Of(product.out) : same->first;
+    }
+    return low_ranks_;
+  }
   const KvView& Of(const KvView& kv) {
     ScratchPages& scratch = pages_.emplace(kv.layout, kv.pages);
     spans_.assign(kv.sequences.begin(), kv.sequences.end());
@@ -158,6 +168,7 @@ class Twins {
   std::deque<HostCopy> copies_;
   std::vector<std::pair<Tensor, Tensor>> tensors_;  // twin, original
   std::vector<Projection> projections_;
+  std::vector<LowRankProduct> low_ranks_;
   std::optional<ScratchPages> pages_;
   std::vector<SequenceSpan> spans_;
   std::deque<std::vector<int32_t>> tables_;

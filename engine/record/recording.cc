@@ -51,6 +51,10 @@ class RecordingEngine final : public Engine {
     recording_->Masks(epoch, iteration, masks);
     below_->SetMasks(epoch, iteration, std::move(masks));
   }
+  absl::Status LoadAdapter(std::shared_ptr<const AdapterFile> adapter) override {
+    return below_->LoadAdapter(std::move(adapter));
+  }
+  void UnloadAdapter(uint64_t id) override { below_->UnloadAdapter(id); }
   std::vector<IterationResult> TakeResults() override {
     std::vector<IterationResult> results = below_->TakeResults();
     for (const IterationResult& result : results) recording_->Result(result);

@@ -74,6 +74,7 @@ class Worker::State {
   absl::Status Configure(const MasterPointer& master, const control::Configure& configuration);
   absl::Status Load(const MasterPointer& master);
   absl::Status Reserve(const MasterPointer& master, const PageCounts& kv_pages);
+  absl::Status LoadAdapter(const MasterPointer& master, control::Adapter&& adapter);
   absl::StatusOr<std::shared_ptr<const Checkpoint>> OpenCheckpoint(const MasterPointer& master);
 
   SteadyClock::time_point Beat();  // the pulse thread
@@ -232,6 +233,16 @@ void Worker::State::Dispatch(const MasterPointer& master, control::MasterMessage
       if (receiving) receiving->Deliver(message.tensor());
       return;
     }
+    case control::MasterMessage::kLoadAdapter:
+      return Post(master, [this, master, adapter = std::make_shared<control::Adapter>(std::move(
+                                             *message.mutable_load_adapter()))] {
+        return LoadAdapter(master, std::move(*adapter));
+      });
+    case control::MasterMessage::kUnloadAdapter:
+      return Post(master, [this, id = message.unload_adapter()] {
+        if (stage_ && stage_->ranks()) stage_->ranks()->UnloadAdapter(id);
+        return absl::OkStatus();
+      });
     case control::MasterMessage::kTracing:
       tracing_.store(message.tracing());
       return epoch_.SetTracing(message.tracing());
@@ -381,10 +392,27 @@ absl::Status Worker::State::Reserve(const MasterPointer& master, const PageCount
       return status;
     }
   }
+  stage_->ranks()->UnloadAdapters();  // an earlier master's
   epoch_.SetRanks(stage_->ranks());
   epoch_.SetTracing(tracing_.load());
   master->stream->Tell([memory = stage_->memory().For(master->id)](auto& message) {
     message.mutable_reserved()->set_memory(memory);
+  });
+  return absl::OkStatus();
+}
+
+// What fails is the adapter's, not the attachment's.
+absl::Status Worker::State::LoadAdapter(const MasterPointer& master, control::Adapter&& adapter) {
+  if (stage_ == nullptr || stage_->ranks() == nullptr) {
+    return absl::FailedPreconditionError("an adapter comes before the cache is reserved");
+  }
+  TREADLE_ASSIGN_OR_RETURN(const auto file, DecodeAdapter(std::move(adapter), stage_->config()));
+  const absl::Status status = stage_->ranks()->LoadAdapter(*file);
+  master->stream->Tell([&](auto& message) {
+    control::AdapterLoaded& loaded = *message.mutable_adapter_loaded();
+    loaded.set_id(file->id());
+    loaded.set_code(static_cast<int32_t>(status.code()));
+    loaded.set_message(std::string(status.message()));
   });
   return absl::OkStatus();
 }

@@ -132,6 +132,9 @@ void WorkerCluster::Advance() {
     peer.state = State::kReserving;
   }
   if (!AllAtLeast(State::kIdle)) return;
+  const bool loading =
+      std::ranges::any_of(peers_, [](const Peer& peer) { return !peer.adapters.empty(); });
+  if (!begun_ && loading) return;
   if (!begun_) {
     begun_ = true;
     begun_at_ = now;
@@ -193,6 +196,7 @@ void WorkerCluster::Open(size_t stage) {
   peer.state = State::kGreeting;
   peer.heard = peer.busy = SteadyClock::now();
   peer.reached = false;
+  peer.adapters.clear();
   ++open_streams_;
   peer.stream = OpenAttach(
       addresses_[stage],
@@ -238,6 +242,8 @@ void WorkerCluster::Break(size_t stage, const absl::Status& why) {
 void WorkerCluster::Lose(size_t stage, const absl::Status& why) {
   Peer& peer = peers_[stage];
   peer.state = State::kDown;
+  peer.adapters.clear();
+  changed_.NotifyAll();
   lost_some_ |= peer.reached;
   peer.retry = SteadyClock::now() + kRetry;
   peer.last_error = why;
@@ -246,6 +252,40 @@ void WorkerCluster::Lose(size_t stage, const absl::Status& why) {
   if (spares_.empty()) return;
   spares_.push_back(std::exchange(addresses_[stage], spares_.front()));
   spares_.pop_front();
+}
+
+absl::Status WorkerCluster::LoadAdapter(const std::shared_ptr<const AdapterFile>& adapter) {
+  const uint64_t id = adapter->id();
+  const TimePoint deadline = SteadyClock::now() + options_.iteration_deadline;
+  MutexLock lock(mutex_);
+  adapters_[id] = adapter;
+  refused_[id] = absl::OkStatus();
+  absl::Status status;
+  for (size_t stage = 0; stage < peers_.size() && status.ok(); ++stage) {
+    if (peers_[stage].state >= State::kIdle) status = SendAdapter(stage, *adapter);
+  }
+  const auto missing = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return std::ranges::any_of(peers_, [&](const Peer& peer) { return peer.adapters.contains(id); });
+  };
+  while (status.ok() && missing()) {
+    if (changed_.WaitUntil(mutex_, deadline)) continue;
+    status = absl::DeadlineExceededError(
+        Str(adapter->path(), ": a worker has not loaded it within ",
+            options_.iteration_deadline.count(), " ms"));
+  }
+  if (status.ok()) status = refused_[id];
+  refused_.erase(id);
+  if (!status.ok()) adapters_.erase(id);
+  return status;
+}
+
+void WorkerCluster::UnloadAdapter(uint64_t id) {
+  MutexLock lock(mutex_);
+  adapters_.erase(id);
+  for (Peer& peer : peers_) {
+    if (peer.state < State::kIdle) continue;
+    peer.stream->Tell([id](auto& message) { message.set_unload_adapter(id); });
+  }
 }
 
 void WorkerCluster::SendPlan(proto::Plan&& plan) {

@@ -73,6 +73,11 @@ class WorkerCluster {
     return status_;
   }
 
+  // As Engine's: every worker that has a stage answers within the iteration deadline. One that takes
+  // a stage later gets all adapters before its first epoch.
+  absl::Status LoadAdapter(const std::shared_ptr<const AdapterFile>& adapter);
+  void UnloadAdapter(uint64_t id);
+
   void SendPlan(proto::Plan&& plan);
   void SendMasks(proto::Masks&& masks);
   // The stage that keeps an iteration of the epoch waiting, for an error: "stage 1 (host:port) has
@@ -124,6 +129,7 @@ class WorkerCluster {
     uint64_t received = 0;  // plans of the epoch, by its last heartbeat
     uint64_t done = 0;
     std::shared_ptr<CheckpointSender> sender;  // of its weights
+    std::set<uint64_t> adapters;               // that it was sent and has not answered
   };
 
   std::string StageName(size_t stage) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -145,6 +151,11 @@ class WorkerCluster {
   absl::Status OnLoaded(size_t stage, const control::Loaded& loaded)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status OnTrace(size_t stage, const control::Trace& trace)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status OnReserved(size_t stage, uint64_t memory) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status OnAdapter(size_t stage, const control::AdapterLoaded& loaded)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status SendAdapter(size_t stage, const AdapterFile& adapter)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void OnFailed(size_t stage, const control::Failed& failed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Relay(size_t stage, const control::Rendezvous& message)
@@ -184,6 +195,8 @@ class WorkerCluster {
   bool stood_ ABSL_GUARDED_BY(mutex_) = false;      // were so at some time
   bool lost_some_ ABSL_GUARDED_BY(mutex_) = false;  // workers or rows, since the last BeginEpoch
   bool lost_all_ ABSL_GUARDED_BY(mutex_) = false;   // perhaps, since the last TakeLost
+  std::map<uint64_t, std::shared_ptr<const AdapterFile>> adapters_ ABSL_GUARDED_BY(mutex_);
+  std::map<uint64_t, absl::Status> refused_ ABSL_GUARDED_BY(mutex_);  // that are being loaded
   HostDelay delay_ ABSL_GUARDED_BY(mutex_);
   TimePoint wanted_since_ ABSL_GUARDED_BY(mutex_);
   TimePoint begun_at_ ABSL_GUARDED_BY(mutex_);

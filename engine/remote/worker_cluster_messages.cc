@@ -6,6 +6,7 @@
 #include "base/status.h"
 #include "engine/memory_plan.h"
 #include "engine/plan/plan_messages.h"
+#include "engine/remote/adapter_messages.h"
 #include "engine/remote/control.pb.h"
 #include "engine/remote/worker_cluster.h"
 
@@ -16,6 +17,12 @@ using SteadyClock = std::chrono::steady_clock;
 
 // For the loss behind a neighbour's failure to be noticed.
 constexpr std::chrono::milliseconds kSuspicion{100};
+
+absl::StatusCode StatusCodeOf(int32_t code) {
+  constexpr int kLastCode = static_cast<int>(absl::StatusCode::kUnauthenticated);
+  const bool known = code > 0 && code <= kLastCode;
+  return known ? static_cast<absl::StatusCode>(code) : absl::StatusCode::kUnknown;
+}
 
 // Failures that a lost neighbour may have caused.
 bool MayBeOfAnother(absl::StatusCode code) {
@@ -195,9 +202,10 @@ void WorkerCluster::Dispatch(size_t stage, control::WorkerMessage& message) {
       status = OnLoaded(stage, message.loaded());
       break;
     case control::WorkerMessage::kReserved:
-      if (peer.state != State::kReserving) break;
-      peer.state = State::kIdle;
-      peer.memory = message.reserved().memory();
+      status = OnReserved(stage, message.reserved().memory());
+      break;
+    case control::WorkerMessage::kAdapterLoaded:
+      status = OnAdapter(stage, message.adapter_loaded());
       break;
     case control::WorkerMessage::kEpochReady:
       if (message.epoch_ready() == epoch_ && peer.state == State::kForming) {
@@ -291,11 +299,41 @@ absl::Status WorkerCluster::OnTrace(size_t stage, const control::Trace& trace) {
   return absl::OkStatus();
 }
 
+absl::Status WorkerCluster::OnReserved(size_t stage, uint64_t memory) {
+  Peer& peer = peers_[stage];
+  if (peer.state != State::kReserving) return absl::OkStatus();
+  peer.state = State::kIdle;
+  peer.memory = memory;
+  for (const auto& [id, adapter] : adapters_) {
+    TREADLE_RETURN_IF_ERROR(SendAdapter(stage, *adapter));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status WorkerCluster::SendAdapter(size_t stage, const AdapterFile& adapter) {
+  control::MasterMessage message;
+  TREADLE_RETURN_IF_ERROR(
+      EncodeAdapter(adapter, options_.stages[stage].layers, *message.mutable_load_adapter()));
+  peers_[stage].stream->Send(std::move(message));
+  peers_[stage].adapters.insert(adapter.id());
+  return absl::OkStatus();
+}
+
+// A refusal goes to who is loading it. Otherwise the stage cannot run what it is to run.
+absl::Status WorkerCluster::OnAdapter(size_t stage, const control::AdapterLoaded& loaded) {
+  if (peers_[stage].adapters.erase(loaded.id()) == 0) return absl::OkStatus();
+  changed_.NotifyAll();
+  if (loaded.code() == 0) return absl::OkStatus();
+  const absl::Status status(StatusCodeOf(loaded.code()),
+                            loaded.message().substr(0, kMaxMessageBytes));
+  const auto waited = refused_.find(loaded.id());
+  if (waited == refused_.end()) return status;
+  waited->second = Named(stage, status);
+  return absl::OkStatus();
+}
+
 void WorkerCluster::OnFailed(size_t stage, const control::Failed& failed) {
-  constexpr int kLastCode = static_cast<int>(absl::StatusCode::kUnauthenticated);
-  const bool known = failed.code() > 0 && failed.code() <= kLastCode;
-  const auto code =
-      known ? static_cast<absl::StatusCode>(failed.code()) : absl::StatusCode::kUnknown;
+  const absl::StatusCode code = StatusCodeOf(failed.code());
   const absl::Status status(code, failed.message().substr(0, kMaxMessageBytes));
   if (failed.epoch() == 0) return Lose(stage, status);
   if (failed.epoch() != epoch_ || !wanted_ || !begun_) return;

@@ -80,6 +80,7 @@ class WorkerStage {
                        StageRanks::Events events);
   // The identity of the memory that the cache lies in, kept or this process's own; once reserved.
   MemoryIdentity& memory() { return memory_ ? memory_->identity() : own_memory_; }
+  const ModelConfig& config() const { return config_; }
   // Null until reserved.
   StageRanks* ranks() { return ranks_.get(); }
 
@@ -98,6 +99,7 @@ class WorkerStage {
   int64_t kv_heads_ = 0;
   PageCounts page_bytes_;  // of all ranks
   std::string backend_;
+  ModelConfig config_;
   std::unique_ptr<KeptMemory> memory_;
   MemoryIdentity own_memory_;
   std::vector<StageRanks::Rank> loaded_;  // until ranks_ has them

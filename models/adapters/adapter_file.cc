@@ -32,6 +32,7 @@ class AdapterReader {
 
   absl::StatusOr<std::shared_ptr<const AdapterFile>> ReadFolder();
   absl::StatusOr<std::shared_ptr<const AdapterFile>> ReadGguf();
+  absl::StatusOr<std::shared_ptr<const AdapterFile>> Take(AdapterContents contents);
 
  private:
   // A matrix's factors under its name in the file; empty: missing.
@@ -45,6 +46,7 @@ class AdapterReader {
   absl::Status AddEntry(const SafetensorsEntry& entry);
   double AlphaOf(std::string_view module) const;
   absl::Status AddPair(const std::string& name, const Pair& pair);
+  absl::Status Place(AdapterFactors factors);
   TensorName ParseName(const std::string& name) const;
   absl::StatusOr<TensorName> FindMatrix(const std::string& name) const;
   absl::Status CheckShapes(const std::string& name, const AdapterFactors& factors) const;
@@ -306,36 +308,67 @@ absl::Status AdapterReader::AddPair(const std::string& name, const Pair& pair) {
   if (pair.a.format == nullptr || pair.b.format == nullptr) {
     return InvalidArgument(file_->path_, ": ", Quoted(name), " has one factor, expected two");
   }
-  TREADLE_ASSIGN_OR_RETURN(const TensorName found, FindMatrix(name));
-  AdapterFactors factors = {.row = found.row, .a = pair.a, .b = pair.b};
+  AdapterFactors factors = {.name = name, .a = pair.a, .b = pair.b};
+  const double alpha = AlphaOf(std::string_view(name).substr(0, name.rfind('.')));
+  const auto rank = static_cast<double>(pair.b.shape[1]);
+  // llama.cpp's files without an alpha have a scale of 1.
+  const bool unscaled = file_->kind_ == Container::kGguf && alpha == 0;
+  factors.scale = unscaled ? 1 : static_cast<float>(alpha / (by_root_ ? std::sqrt(rank) : rank));
+  TREADLE_RETURN_IF_ERROR(Place(std::move(factors)));
+  const bool embedding = file_->factors_.back().row->part == Part::kEmbedding;
+  if (file_->kind_ == Container::kGguf || embedding == pair.embedding) return absl::OkStatus();
+  return InvalidArgument(file_->path_, ": the factors of ", Quoted(name), " are called ",
+                         Quoted(pair.a.name), ", expected those of ",
+                         embedding ? "an embedding" : "a linear layer");
+}
+
+// Adds factors once it is known what of the model they are for.
+absl::Status AdapterReader::Place(AdapterFactors factors) {
+  TREADLE_ASSIGN_OR_RETURN(const TensorName found, FindMatrix(factors.name));
+  factors.row = found.row;
   if (!found.layer.empty()) factors.layer = *NumberIn<int64_t>(found.layer);
   if (!found.expert.empty()) factors.expert = *NumberIn<int64_t>(found.expert);
-  const bool embedding = found.row->part == Part::kEmbedding;
-  const bool folder = file_->kind_ == Container::kHuggingFace;
-  if (folder && embedding != pair.embedding) {
-    return InvalidArgument(file_->path_, ": the factors of ", Quoted(name), " are called ",
-                           Quoted(pair.a.name), ", expected those of ",
-                           embedding ? "an embedding" : "a linear layer");
-  }
-  factors.a_by_token = embedding && !folder;
-  factors.rank = pair.b.shape[1];
-  TREADLE_RETURN_IF_ERROR(CheckShapes(name, factors));
-  const double alpha = AlphaOf(std::string_view(name).substr(0, name.rfind('.')));
-  const auto rank = static_cast<double>(factors.rank);
-  // llama.cpp's files without an alpha have a scale of 1.
-  const bool unscaled = !folder && alpha == 0;
-  factors.scale = unscaled ? 1 : static_cast<float>(alpha / (by_root_ ? std::sqrt(rank) : rank));
+  factors.a_by_token = found.row->part == Part::kEmbedding && file_->kind_ == Container::kGguf;
+  factors.rank = factors.b.shape[1];
+  TREADLE_RETURN_IF_ERROR(CheckShapes(factors.name, factors));
   file_->rank_ = std::max(file_->rank_, factors.rank);
-  const int64_t inputs = factors.a.shape[factors.a_by_token ? 0 : 1], outputs = pair.b.shape[0];
+  const int64_t inputs = factors.a.shape[factors.a_by_token ? 0 : 1];
   file_->memory_ += static_cast<uint64_t>(inputs * LowRankStride(factors.rank) +
-                                          factors.rank * LowRankStride(outputs)) *
+                                          factors.rank * LowRankStride(factors.b.shape[0])) *
                     SizeOf(factors.LoadedType());
   file_->factors_.push_back(std::move(factors));
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::shared_ptr<const AdapterFile>> AdapterReader::Take(AdapterContents contents) {
+  file_->kind_ = contents.kind;
+  file_->hash_ = std::move(contents.hash);
+  file_->contents_ = std::move(contents.memory);
+  for (AdapterFactors& factors : contents.factors) {
+    for (const StoredTensor* const tensor : {&factors.a, &factors.b}) {
+      const bool whole = tensor->shape.size() == 2 && tensor->shape[0] > 0 &&
+                         tensor->shape[1] > 0 && tensor->shape[0] < INT32_MAX &&
+                         tensor->shape[1] < INT32_MAX;
+      if (tensor->format != nullptr && whole && !tensor->format->apart() &&
+          tensor->shape[1] % tensor->format->block == 0 &&
+          tensor->bytes == static_cast<uint64_t>(tensor->format->MatrixBytes(
+                               tensor->shape[0], tensor->shape[1]))) {
+        continue;
+      }
+      return InvalidArgument(file_->path_, ": the factors of ", Quoted(factors.name),
+                             " are no matrices");
+    }
+    TREADLE_RETURN_IF_ERROR(Place(std::move(factors)));
+  }
+  if (file_->hash_.size() != 64) return InvalidArgument(file_->path_, ": has no hash");
+  return Finish();
+}
+
 absl::StatusOr<std::shared_ptr<const AdapterFile>> AdapterReader::Finish() {
-  if (file_->factors_.empty()) return InvalidArgument(file_->path_, ": has no factors");
+  // A stage's part may have none.
+  if (file_->factors_.empty() && !file_->contents_) {
+    return InvalidArgument(file_->path_, ": has no factors");
+  }
   TREADLE_RETURN_IF_ERROR(file_->CheckUnchanged());
   std::from_chars(file_->hash_.data(), file_->hash_.data() + 16, file_->id_, 16);
   if (file_->id_ == 0) file_->id_ = 1;
@@ -353,6 +386,12 @@ DType AdapterFactors::LoadedType() const {
 absl::Status AdapterFile::CheckUnchanged() const {
   for (const auto& file : files_) TREADLE_RETURN_IF_ERROR(file->CheckUnchanged());
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<const AdapterFile>> AdapterFile::Make(AdapterContents contents,
+                                                                     const ModelConfig& config) {
+  AdapterReader reader(contents.path, config);
+  return reader.Take(std::move(contents));
 }
 
 absl::StatusOr<std::shared_ptr<const AdapterFile>> AdapterFile::Open(const std::string& path,

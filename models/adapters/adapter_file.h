@@ -21,6 +21,7 @@ namespace treadle {
 
 // The two factors of one matrix [n, k]: scale * b a is added to it. Values and rows as in the file.
 struct AdapterFactors {
+  std::string name;                // of the matrix, in the file
   const TensorRow* row = nullptr;  // of the model's architecture
   int64_t layer = 0;               // 0 outside of layers
   int64_t expert = 0;
@@ -34,6 +35,14 @@ struct AdapterFactors {
   DType LoadedType() const;
 };
 
+// An adapter that came otherwise than as files: what one says of itself.
+struct AdapterContents {
+  std::string path, hash;
+  Container kind = Container::kHuggingFace;
+  std::vector<AdapterFactors> factors;  // but for what the model says of them
+  std::shared_ptr<const void> memory;   // of their data
+};
+
 class AdapterFile {
  public:
   static constexpr int64_t kMaxRank = 512;
@@ -41,6 +50,10 @@ class AdapterFile {
   // config: of the model. NotFound, or InvalidArgument with the file, the tensor or the setting,
   // what was found and what was expected.
   static absl::StatusOr<std::shared_ptr<const AdapterFile>> Open(const std::string& path,
+                                                                 const ModelConfig& config);
+
+  // Checked as files are.
+  static absl::StatusOr<std::shared_ptr<const AdapterFile>> Make(AdapterContents contents,
                                                                  const ModelConfig& config);
 
   const std::string& path() const { return path_; }
@@ -71,6 +84,7 @@ class AdapterFile {
   std::vector<AdapterFactors> factors_;
   std::vector<std::string> left_aside_;
   std::vector<std::shared_ptr<const MappedFile>> files_;
+  std::shared_ptr<const void> contents_;  // instead of files
 };
 
 }  // namespace treadle

@@ -21,7 +21,7 @@ std::string Event(std::string_view type, const std::string& members) {
 MessagesAnswer::MessagesAnswer(const ServedModel& model, const OpenAiRequest& request,
                                std::string id)
     : BlockAnswer(request),
-      model_(model),
+      name_(model.NameFor(request.common.adapter)),
       id_(std::move(id)),
       max_tokens_(request.common.stopping.max_new_tokens.value_or(0)) {}
 
@@ -61,7 +61,7 @@ std::string MessagesAnswer::Stop() const {
 
 std::string MessagesAnswer::Message(const std::string& content, const std::string& stop) const {
   return Str(R"({"id":)", JsonString(id_), R"(,"type":"message","role":"assistant","model":)",
-             JsonString(model_.name), R"(,"content":[)", content, "],", stop, ",", Usage(), "}");
+             JsonString(name_), R"(,"content":[)", content, "],", stop, ",", Usage(), "}");
 }
 
 std::string MessagesAnswer::Whole() const {

@@ -29,7 +29,7 @@ class MessagesAnswer final : public BlockAnswer {
   std::string Stop() const;
   std::string Usage() const;
 
-  const ServedModel& model_;
+  const std::string name_;  // that the answer says
   const std::string id_;
   const int64_t max_tokens_;
 };

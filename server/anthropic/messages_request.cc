@@ -346,6 +346,7 @@ absl::StatusOr<OpenAiRequest> ReadMessagesRequest(std::string_view body, const S
   request.chat = true;
   request.body = body;
   request.common.sampling.parameters = model.sampling();
+  request.common.adapter = AdapterNamed(object, model);
   TREADLE_RETURN_IF_ERROR(ReadFields<MessagesRequest>(object, kFields, kOthers, request));
   GenerateRequest::Stopping& stopping = request.common.stopping;
   if (!counting && !stopping.max_new_tokens) return InvalidArgument("max_tokens is missing");

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <future>
 #include <span>
 #include <string>
@@ -379,6 +380,31 @@ double PositionShare(const OpenedModel& opened) {
          static_cast<double>(std::max<uint64_t>(opened.weight_bytes, 1));
 }
 
+// The adapters that options name; none on devices that have no such op.
+absl::Status AddAdapters(const ServeOptions& options, const ModelConfig& config,
+                         OpenedModel& opened) {
+  if (opened.cuda) {
+    if (options.loras.empty() && options.lora_dir.empty()) return absl::OkStatus();
+    return InvalidArgument("--lora and --lora-dir are for the CPU, expected --device cpu");
+  }
+  opened.served.adapters = std::make_shared<AdapterRegistry>(
+      config, AdapterRegistry::Options{.taken = opened.served.names,
+                                       .folder = options.lora_dir,
+                                       .max_loaded = options.max_loras,
+                                       .memory = options.lora_memory});
+  for (const std::string& lora : options.loras) {
+    const size_t sign = lora.find('=');
+    const absl::Status added =
+        opened.served.adapters->Add(lora.substr(0, sign), lora.substr(sign + 1));
+    if (!added.ok()) return absl::Status(added.code(), Str("--lora: ", added.message()));
+  }
+  std::error_code error;
+  if (options.lora_dir.empty() || std::filesystem::is_directory(options.lora_dir, error)) {
+    return absl::OkStatus();
+  }
+  return NotFound("--lora-dir: ", options.lora_dir, " is no folder");
+}
+
 }  // namespace
 
 absl::StatusOr<CheckedModel> CheckModel(const ServeOptions& given) {
@@ -453,6 +479,7 @@ absl::StatusOr<OpenedModel> OpenModel(const CheckedModel& checked,
   served.max_context = options.max_context;
   served.sampling_defaults = sampling;
   TREADLE_RETURN_IF_ERROR(ReadTextSide(*checkpoint, served));
+  TREADLE_RETURN_IF_ERROR(AddAdapters(options, config, opened));
 
   // Beside the loading, which reads the same files.
   auto weights = std::async(std::launch::async, [&] { return Fingerprint(*checkpoint); });

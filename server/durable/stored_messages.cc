@@ -39,6 +39,7 @@ std::string ToBytes(const StoredRequest& request) {
   message.mutable_prompt()->Add(request.prompt.begin(), request.prompt.end());
   message.set_seed(request.seed);
   message.set_max_new_tokens(request.max_new_tokens);
+  message.set_adapter(request.adapter);
   return message.SerializeAsString();
 }
 
@@ -75,7 +76,8 @@ absl::StatusOr<StoredRequest> RequestFromBytes(std::string_view bytes) {
                        .fingerprint = message.fingerprint(),
                        .prompt = {message.prompt().begin(), message.prompt().end()},
                        .seed = message.seed(),
-                       .max_new_tokens = message.max_new_tokens()};
+                       .max_new_tokens = message.max_new_tokens(),
+                       .adapter = message.adapter()};
 }
 
 absl::Status AddPiece(std::string_view bytes, StreamBatch& answer) {

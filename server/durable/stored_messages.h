@@ -24,6 +24,7 @@ struct StoredRequest {
   std::vector<int32_t> prompt = {};
   uint64_t seed = 0;
   int32_t max_new_tokens = 0;
+  std::string adapter = {};  // AdapterFile::hash; empty: none
 };
 
 std::string ToBytes(const StoredRequest& request);  // without id and owner

@@ -96,7 +96,10 @@ void FillTiming(const RequestTimings& timings, v1::Timing& out) {
 }  // namespace
 
 GenerateRequest ToRequest(const v1::EmbedRequest& message) {
-  return {.request_id = message.request_id(), .prompt = PromptOf(message), .embedding = true};
+  return {.request_id = message.request_id(),
+          .prompt = PromptOf(message),
+          .embedding = true,
+          .adapter = message.adapter()};
 }
 
 GenerateRequest ToRequest(const v1::GenerateRequest& message, const ServedModel& model) {
@@ -115,6 +118,7 @@ GenerateRequest ToRequest(const v1::GenerateRequest& message, const ServedModel&
     request.constraint->any_whitespace = message.constraint().any_whitespace();
   }
   request.cache_salt = message.cache_salt();
+  request.adapter = message.adapter();
   request.speculate = message.speculate();
   request.priority = message.priority();
   const v1::ResponseOptions& response = message.response();

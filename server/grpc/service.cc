@@ -25,6 +25,10 @@ namespace {
 constexpr std::chrono::seconds kFlushTime{2};
 
 // All methods are served raw, so that nothing is parsed uncounted: see wire_format.h.
+template <typename Below>
+using AdapterMethods = v1::Inference::WithRawCallbackMethod_ListAdapters<
+    v1::Inference::WithRawCallbackMethod_LoadAdapter<
+        v1::Inference::WithRawCallbackMethod_UnloadAdapter<Below>>>;
 using Methods = v1::Inference::WithRawCallbackMethod_Generate<
     v1::Inference::WithRawCallbackMethod_GenerateStream<v1::Inference::WithRawCallbackMethod_Resume<
         v1::Inference::WithRawCallbackMethod_Embed<v1::Inference::WithRawCallbackMethod_Tokenize<
@@ -32,7 +36,7 @@ using Methods = v1::Inference::WithRawCallbackMethod_Generate<
                 v1::Inference::WithRawCallbackMethod_GetModelInfo<
                     v1::Inference::WithRawCallbackMethod_GetLoad<
                         v1::Inference::WithRawCallbackMethod_WatchLedger<
-                            v1::Inference::Service>>>>>>>>>;
+                            AdapterMethods<v1::Inference::Service>>>>>>>>>>;
 
 // The first mark of what the model thinks, if chats' prompts have it and their answers the last
 // one.
@@ -147,6 +151,46 @@ class Service final : public Methods {
         });
   }
 
+  grpc::ServerUnaryReactor* ListAdapters(grpc::CallbackServerContext* context,
+                                         const grpc::ByteBuffer* request,
+                                         grpc::ByteBuffer* bytes) override {
+    return ReplyTo<v1::ListAdaptersRequest, v1::ListAdaptersResponse>(
+        environment_, context, request, bytes,
+        [&](const v1::ListAdaptersRequest&, v1::ListAdaptersResponse* response) {
+          if (!model().adapters) return absl::OkStatus();
+          for (const AdapterRegistry::Named& named : model().adapters->List()) {
+            v1::Adapter& adapter = *response->add_adapters();
+            adapter.set_name(named.name);
+            adapter.set_sha256(named.hash);
+            adapter.set_rank(static_cast<int32_t>(named.rank));
+            adapter.set_loaded(named.loaded);
+            adapter.set_requests(named.requests);
+            adapter.set_running(named.holders);
+          }
+          return absl::OkStatus();
+        });
+  }
+
+  grpc::ServerUnaryReactor* LoadAdapter(grpc::CallbackServerContext* context,
+                                        const grpc::ByteBuffer* request,
+                                        grpc::ByteBuffer* response) override {
+    return ChangeAdapters<v1::LoadAdapterRequest, v1::LoadAdapterResponse>(
+        context, request, response,
+        [](AdapterRegistry& adapters, const v1::LoadAdapterRequest& message) {
+          return adapters.Add(message.name(), message.path());
+        });
+  }
+
+  grpc::ServerUnaryReactor* UnloadAdapter(grpc::CallbackServerContext* context,
+                                          const grpc::ByteBuffer* request,
+                                          grpc::ByteBuffer* response) override {
+    return ChangeAdapters<v1::UnloadAdapterRequest, v1::UnloadAdapterResponse>(
+        context, request, response,
+        [](AdapterRegistry& adapters, const v1::UnloadAdapterRequest& message) {
+          return adapters.Remove(message.name());
+        });
+  }
+
   grpc::ServerUnaryReactor* GetLoad(grpc::CallbackServerContext* context,
                                     const grpc::ByteBuffer* request,
                                     grpc::ByteBuffer* bytes) override {
@@ -175,6 +219,21 @@ class Service final : public Methods {
   grpc::ServerUnaryReactor* Work(grpc::CallbackServerContext* context, size_t bytes,
                                  Answer answer) {
     return treadle::Work(environment_, context, bytes, std::move(answer));
+  }
+
+  template <typename Request, typename Response, typename Change>
+  grpc::ServerUnaryReactor* ChangeAdapters(grpc::CallbackServerContext* context,
+                                           const grpc::ByteBuffer* request,
+                                           grpc::ByteBuffer* response, Change change) {
+    return Work(context, request->Length(), [=, this]() -> absl::Status {
+      TREADLE_RETURN_IF_ERROR(environment_.sessions.CheckOperator(Authorization(*context)));
+      if (!model().adapters) return Unimplemented("this server takes no adapters");
+      Request message;
+      TREADLE_RETURN_IF_ERROR(Parse(*request, message));
+      TREADLE_RETURN_IF_ERROR(change(*model().adapters, message));
+      *response = Serialize(Response());
+      return absl::OkStatus();
+    });
   }
 
   CallEnvironment& environment_;

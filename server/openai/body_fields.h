@@ -18,6 +18,8 @@ namespace treadle {
 
 // The body's JSON object. NotFound: it is for another model.
 absl::StatusOr<nlohmann::json> ReadBody(std::string_view body, const ServedModel& model);
+// The adapter that such a body names as its model; empty: none.
+std::string AdapterNamed(const nlohmann::json& object, const ServedModel& model);
 
 // A field that is not taken: whether its value may be passed over.
 absl::Status PassOver(const OpenAiField& field, const nlohmann::json& value);

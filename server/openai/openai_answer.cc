@@ -58,7 +58,7 @@ OpenAiAnswer::OpenAiAnswer(const ServedModel& model, const OpenAiRequest& reques
                 !chat_    ? "text_completion"
                 : stream_ ? "chat.completion.chunk"
                           : "chat.completion",
-                R"(","created":)", created, R"(,"model":)", JsonString(model.name),
+                R"(","created":)", created, R"(,"model":)", JsonString(model.NameFor(request.common.adapter)),
                 R"(,"system_fingerprint":)", JsonString(model.fingerprint), R"(,"choices":[)")),
       prompts_(request.prompts.size()) {
   if (!echo_) return;
@@ -99,6 +99,11 @@ bool OpenAiAnswer::Add(size_t prompt, const SessionEvent& event) {
 }
 
 void OpenAiAnswer::AddPrompt(size_t index, const SessionEvent::Prompt& event) {
+  if (event.request.adapter != 0 && index == 0) {
+    const std::string plain = JsonString(model_.fingerprint);
+    const std::string adapted = Str(model_.fingerprint, "-", std::hex, event.request.adapter);
+    head_.replace(head_.rfind(plain), plain.size(), JsonString(adapted));
+  }
   const std::vector<int32_t>& ids = event.request.prompt;
   const std::vector<TokenDetail>& details = event.details;
   prompt_tokens_ += static_cast<int64_t>(ids.size());

@@ -364,6 +364,7 @@ absl::StatusOr<Json> ReadBody(std::string_view body, const ServedModel& model) {
   if (name.is_null()) return object;
   if (!name.is_string()) return Expected("model", name, "a string");
   if (model.IsCalled(name.get_ref<const std::string&>())) return object;
+  if (model.IsAdapter(name.get_ref<const std::string&>())) return object;
   std::string known = Json(model.name).dump();
   for (const std::string& other : model.names) {
     if (other != model.name) known += " or " + Json(other).dump();
@@ -371,11 +372,17 @@ absl::StatusOr<Json> ReadBody(std::string_view body, const ServedModel& model) {
   return NotFound("the model ", Cut(name.dump(), kShown), " does not exist, expected ", known);
 }
 
+std::string AdapterNamed(const Json& object, const ServedModel& model) {
+  const Json name = object.value("model", Json());
+  return name.is_string() && model.IsAdapter(name.get<std::string>()) ? name.get<std::string>() : "";
+}
+
 absl::StatusOr<OpenAiRequest> ReadOpenAiRequest(std::string_view body, bool chat,
                                                 const ServedModel& model) {
   TREADLE_ASSIGN_OR_RETURN(const Json object, ReadBody(body, model));
   OpenAiRequest request{.chat = chat};
   request.common.sampling.parameters = model.sampling();
+  request.common.adapter = AdapterNamed(object, model);
   TREADLE_RETURN_IF_ERROR(ReadFields<OpenAiRequest>(object, kFields, kOtherFields, request));
   TREADLE_RETURN_IF_ERROR(CheckEndOfPrompt(object, request));
   TREADLE_RETURN_IF_ERROR(ConcludeBody(body, model, request));
@@ -393,6 +400,7 @@ bool SameRequest(std::string_view body, std::string_view other) {
 absl::StatusOr<OpenAiRequest> ReadEmbeddings(std::string_view body, const ServedModel& model) {
   TREADLE_ASSIGN_OR_RETURN(const Json object, ReadBody(body, model));
   OpenAiRequest request{.common = {.embedding = true}};
+  request.common.adapter = AdapterNamed(object, model);
   for (const auto& [name, value] : object.items()) {
     if (value.is_null() || name == "model" || name == "user") continue;
     if (name == "input") {

@@ -1,16 +1,15 @@
 #include "server/openai/openai_server.h"
 
 #include <algorithm>
-#include <ctime>
 #include <iterator>
 #include <utility>
 
 #include "base/status.h"
+#include "server/openai/adapter_routes.h"
 #include "server/openai/json/json_text.h"
 #include "server/openai/openai_call.h"
 #include "server/openai/openai_errors.h"
 #include "server/openai/openai_request.h"
-#include "server/session/sampling_defaults.h"
 
 namespace treadle {
 namespace {
@@ -127,15 +126,6 @@ absl::StatusOr<std::unique_ptr<HttpServer>> StartOpenAi(const std::string& liste
                                                         const HealthBoard& health,
                                                         std::vector<HttpRoute> others) {
   const ServedModel& model = sessions.model;
-  const std::string rest =
-      Str(R"(,"object":"model","created":)", std::time(nullptr),
-          R"(,"owned_by":"treadle","max_model_len":)", model.max_context, R"(,"vocab_size":)",
-          model.vocab, R"(,"has_chat_template":)", model.chat_template ? "true" : "false",
-          R"(,"sampling_defaults":)",
-          model.sampling_defaults ? EffectsJson(*model.sampling_defaults) : "null", "}");
-  std::vector<std::string> names = model.names;
-  if (names.empty()) names = {model.name};
-  std::string entries;
   const auto generate = [&sessions](const std::string& path, OpenAiKind kind) {
     return HttpRoute{"POST", path, [&sessions, kind](HttpRequest request, auto reply) {
                        StartOpenAiCall(sessions, kind, std::move(request), std::move(reply));
@@ -163,13 +153,7 @@ absl::StatusOr<std::unique_ptr<HttpServer>> StartOpenAi(const std::string& liste
       Get("/tokenizer_info", sessions, [&model] { return TokenizerInfo(model); }),
       ProbeRoute("/health", health, Probe::kLive),
       ProbeRoute("/ready", health, Probe::kReady)};
-  for (const std::string& name : names) {
-    const std::string entry = R"({"id":)" + JsonString(name) + rest;
-    entries += (entries.empty() ? "" : ",") + entry;
-    routes.push_back(Get("/v1/models/" + name, sessions, [entry] { return entry; }));
-  }
-  routes.push_back(Get("/v1/models", sessions,
-                       [entries] { return R"({"object":"list","data":[)" + entries + "]}"; }));
+  std::ranges::move(ModelRoutes(sessions), std::back_inserter(routes));
   if (sessions.store != nullptr) routes.push_back({"GET", kResumePath, resume});
   std::ranges::move(others, std::back_inserter(routes));
   options.refusal = [counts = sessions.refusals](int code, const std::string& message) {

@@ -70,6 +70,7 @@ absl::StatusOr<OpenAiRequest> ReadScoring(std::string_view body, const ServedMod
       rows, [&](const Sides& row) { return has(row.first) && has(row.second); });
   const Sides& sides = found == rows.end() ? rows.front() : *found;
   OpenAiRequest request{.common = {.embedding = true}};
+  request.common.adapter = AdapterNamed(object, model);
   for (const auto& [name, value] : object.items()) {
     if (value.is_null() || name == sides.first || name == sides.second) continue;
     if (name == "truncate_prompt_tokens") {

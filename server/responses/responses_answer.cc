@@ -12,7 +12,7 @@ ResponsesAnswer::ResponsesAnswer(const ServedModel& model, const ResponsesReques
                                  std::string id, int64_t created, std::string owner,
                                  std::shared_ptr<ResponseStore> store)
     : BlockAnswer(request),
-      model_(model),
+      name_(model.NameFor(request.common.adapter)),
       id_(std::move(id)),
       owner_(std::move(owner)),
       created_(created),
@@ -81,7 +81,7 @@ std::string ResponsesAnswer::Response(const char* status, const std::string& out
   return Str(R"({"id":")", id_, R"(","object":"response","created_at":)", created_,
              R"(,"status":")", status, R"(","error":null,"incomplete_details":)",
              finish() == FinishReason::kLength ? R"({"reason":"max_output_tokens"})" : "null",
-             R"(,"model":)", JsonString(model_.name), R"(,"output":[)", output, "],", echo_,
+             R"(,"model":)", JsonString(name_), R"(,"output":[)", output, "],", echo_,
              R"(,"usage":)", over ? Usage() : "null", "}");
 }
 

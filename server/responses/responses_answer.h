@@ -43,7 +43,7 @@ class ResponsesAnswer final : public BlockAnswer {
   std::string Response(const char* status, const std::string& output) const;
   std::string Usage() const;
 
-  const ServedModel& model_;
+  const std::string name_;  // that the answer says
   const std::string id_, owner_;
   const int64_t created_;
   const std::string echo_;

@@ -364,6 +364,7 @@ absl::StatusOr<ResponsesRequest> ReadResponsesRequest(std::string_view body,
   request.body = body;
   request.find = &find;
   request.common.sampling.parameters = model.sampling();
+  request.common.adapter = AdapterNamed(object, model);
   TREADLE_RETURN_IF_ERROR(ReadFields<Asked>(object, kFields, kOthers, request));
   if (request.input.empty()) return InvalidArgument("input is missing");
   request.history = std::move(request.earlier);

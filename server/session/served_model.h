@@ -18,6 +18,7 @@
 #include "models/text/jinja/chat_template.h"
 #include "models/text/tokenizer.h"
 #include "scheduler/request/request.h"
+#include "server/adapters/adapter_registry.h"
 #include "server/constraint/constraint_compiler.h"
 
 namespace treadle {
@@ -50,10 +51,20 @@ struct ServedModel {
   // none; without any where they cannot be written. Takes its time. Empty: there is no tokenizer.
   std::function<absl::StatusOr<std::map<std::string, std::string>>()> tokenizer_files = {};
 
+  std::shared_ptr<AdapterRegistry> adapters = {};  // null: there are none
+
   SamplingParameters sampling() const { return sampling_defaults.value_or(SamplingParameters()); }
   // `name`: what a client says.
   bool IsCalled(std::string_view asked) const {
     return asked == name || std::ranges::find(names, asked) != names.end();
+  }
+  // Whether the name is an adapter's; the model's own names come first.
+  bool IsAdapter(std::string_view asked) const {
+    return adapters && !IsCalled(asked) && adapters->Has(asked);
+  }
+  // What answers say, to a request with that adapter (empty: none).
+  const std::string& NameFor(const std::string& adapter) const {
+    return adapter.empty() ? name : adapter;
   }
   int32_t bos() const { return tokenizer ? tokenizer->spec().bos : -1; }
 };

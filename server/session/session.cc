@@ -6,6 +6,7 @@
 #include <random>
 #include <utility>
 
+#include "base/quoted.h"
 #include "base/status.h"
 
 namespace treadle {
@@ -39,6 +40,13 @@ absl::StatusOr<std::shared_ptr<ApiKey>> SessionEnvironment::Authorize(
   auto key = KeyOf(authorization);
   refusals->Add(key.status()).IgnoreError();
   return key;
+}
+
+absl::Status SessionEnvironment::CheckOperator(std::string_view authorization) const {
+  TREADLE_ASSIGN_OR_RETURN(const std::shared_ptr<ApiKey> key, KeyOf(authorization));
+  if (key && key->terms().is_operator) return absl::OkStatus();
+  return absl::PermissionDeniedError("this call changes the server, expected an operator's key "
+                                     "(--api-keys-file)");
 }
 
 absl::StatusOr<std::string> SessionEnvironment::OwnerOf(std::string_view authorization) const {
@@ -104,7 +112,49 @@ void Session::TakeIn(const Read& read) {
     MutexLock lock(mutex_);
     if (const absl::Status gone = Gone(); !gone.ok()) return Refuse(gone);
   }
-  TryConstraint(read(), nullptr);
+  TakeAdapter(read(), nullptr);
+}
+
+// A load is waited for without a thread; what follows waits for its turn once more.
+void Session::TakeAdapter(absl::StatusOr<GenerateRequest> read,
+                          std::shared_ptr<RequestStore::Resumed> resumed) {
+  if (!read.ok() || read->adapter.empty()) return TryConstraint(std::move(read), resumed);
+  AdapterRegistry* const adapters = environment_.model.adapters.get();
+  const auto take = [this](AdapterHold hold) {
+    MutexLock lock(mutex_);
+    adapter_ = std::move(hold);
+  };
+  if (adapters == nullptr) {
+    return TryConstraint(NotFound("adapter is ", Quoted(read->adapter),
+                                  ", expected none: this server was started without --lora"),
+                         resumed);
+  }
+  if (auto hold = adapters->TryHold(read->adapter)) {
+    take(*std::move(hold));
+    return TryConstraint(std::move(read), resumed);
+  }
+  std::string owner;
+  size_t bytes = 0;
+  Clock::time_point deadline;
+  {
+    MutexLock lock(mutex_);
+    owner = FairShareOf(origin_);
+    bytes = bytes_;
+    deadline = deadline_;
+  }
+  const auto held = std::make_shared<GenerateRequest>(*std::move(read));
+  adapters->Hold(held->adapter, deadline,
+                 [this, self = shared_from_this(), take, owner, bytes, held,
+                  resumed](absl::StatusOr<AdapterHold> hold) {
+                   absl::Status status = hold.status();
+                   if (status.ok()) {
+                     take(*std::move(hold));
+                     status = environment_.pool_of_work.Submit(owner, bytes, [self, held, resumed] {
+                       self->TryConstraint(std::move(*held), resumed);
+                     });
+                   }
+                   if (!status.ok()) Admit(status, resumed.get());
+                 });
 }
 
 void Session::TryConstraint(absl::StatusOr<GenerateRequest> read,
@@ -170,13 +220,20 @@ absl::Status Session::Submit(const absl::StatusOr<ValidatedRequest>& valid, Stor
   spec_ = valid->spec;
   spec_.owner = origin_.owner;
   if (key_) spec_.weight = key_->terms().weight;
-  // Owners are apart, whatever salts they choose; no owner has a NUL.
-  spec_.cache_salt = origin_.owner + '\0' + spec_.cache_salt;
+  // Owners and adapters are apart, whatever salts they choose; no owner has a NUL.
+  spec_.cache_salt = origin_.owner + '\0' + adapter_.hash + '\0' + spec_.cache_salt;
+  spec_.adapter = adapter_.id;
   spec_.deadline = deadline_;
   generation_.emplace(environment_.model.tokenizer.get(), spec_, valid->stop_strings,
                       valid->generation);
   reasons_.resize(static_cast<size_t>(spec_.candidates), FinishReason::kNone);
   RequestSpec spec = spec_;
+  spec.adapter_hold = std::move(adapter_.hold);
+  if (resumed != nullptr && resumed->request.adapter != adapter_.hash) {
+    return absl::FailedPreconditionError(
+        Str("the adapter of the request has the contents ", adapter_.hash, ", it was accepted with ",
+            resumed->request.adapter.empty() ? "none" : resumed->request.adapter));
+  }
   if (resumed != nullptr) {
     stored_ = std::move(resumed->stream);
     TREADLE_ASSIGN_OR_RETURN(const bool goes_on, Replay(resumed->answer, spec));
@@ -194,6 +251,7 @@ absl::Status Session::Submit(const absl::StatusOr<ValidatedRequest>& valid, Stor
   kept.created = std::time(nullptr);
   kept.prompt = spec_.prompt;
   kept.seed = spec_.sampling.seed;
+  kept.adapter = adapter_.hash;
   kept.max_new_tokens = spec_.max_new_tokens;
   stored_->Accept(std::move(kept), [&pool = environment_.pool, id = submitted_.id](
                                        const absl::Status& status) { pool.Cancel(id, status); });

@@ -89,6 +89,9 @@ struct SessionEnvironment {
   absl::StatusOr<std::shared_ptr<ApiKey>> KeyOf(std::string_view authorization) const;
   // The same for a call that generates nothing: counts it if it is refused.
   absl::StatusOr<std::shared_ptr<ApiKey>> Authorize(std::string_view authorization) const;
+  // Whether it is an operator's key: what follows changes the server. PermissionDenied otherwise,
+  // also where everybody may call.
+  absl::Status CheckOperator(std::string_view authorization) const;
   // The key's owner; empty if everybody may call.
   absl::StatusOr<std::string> OwnerOf(std::string_view authorization) const;
   // Charges the caller's key for a call, and lets `work` over so many bytes wait for its turn.
@@ -234,6 +237,9 @@ class Session : public Recipient, public std::enable_shared_from_this<Session> {
   // On a thread of the work pool. `resumed`: null for a new request.
   void TakeIn(const Read& read) ABSL_LOCKS_EXCLUDED(mutex_);
   void TakeInStored(const std::shared_ptr<const ResumePoint>& point) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Goes on with TryConstraint, once the request's adapter is loaded.
+  void TakeAdapter(absl::StatusOr<GenerateRequest> read,
+                   std::shared_ptr<RequestStore::Resumed> resumed) ABSL_LOCKS_EXCLUDED(mutex_);
   // Goes on with Admit, at once unless there is a constraint that must be tried first.
   void TryConstraint(absl::StatusOr<GenerateRequest> read,
                      std::shared_ptr<RequestStore::Resumed> resumed) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -283,7 +289,8 @@ class Session : public Recipient, public std::enable_shared_from_this<Session> {
   size_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;             // as the work pool counts them
   Clock::time_point arrival_ ABSL_GUARDED_BY(mutex_);
   Clock::time_point deadline_ ABSL_GUARDED_BY(mutex_) = Clock::time_point::max();
-  RequestSpec spec_ ABSL_GUARDED_BY(mutex_);
+  RequestSpec spec_ ABSL_GUARDED_BY(mutex_);  // without the hold of its adapter
+  AdapterHold adapter_ ABSL_GUARDED_BY(mutex_);  // until the pool has it
   RequestPool::Submitted submitted_ ABSL_GUARDED_BY(mutex_);
 
   std::optional<Generation> generation_ ABSL_GUARDED_BY(mutex_);

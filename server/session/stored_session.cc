@@ -46,7 +46,7 @@ void Session::TakeInStored(const std::shared_ptr<const ResumePoint>& point) {
     request->sampling.seed = held->request.seed;
     request->stopping.max_new_tokens = held->request.max_new_tokens;
   }
-  TryConstraint(std::move(request), held);
+  TakeAdapter(std::move(request), held);
 }
 
 RequestStore::Holder Session::Holder(std::string id) {
