@@ -219,6 +219,12 @@ void RemoteEngine::SetMasks(uint64_t epoch, uint64_t iteration, std::vector<Outp
   cluster_->SendMasks(std::move(message));
 }
 
+absl::Status RemoteEngine::LoadAdapter(std::shared_ptr<const AdapterFile> adapter) {
+  return cluster_->LoadAdapter(adapter);
+}
+
+void RemoteEngine::UnloadAdapter(uint64_t id) { cluster_->UnloadAdapter(id); }
+
 std::vector<IterationResult> RemoteEngine::TakeResults() {
   EnforceDeadline();
   if (!cluster_->status().ok()) return {};

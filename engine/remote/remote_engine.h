@@ -122,10 +122,8 @@ class RemoteEngine final : public Engine {
   bool HasRoom() const override;
   void Submit(IterationPlan plan) override;
   void SetMasks(uint64_t epoch, uint64_t iteration, std::vector<OutputMask> masks) override;
-  absl::Status LoadAdapter(std::shared_ptr<const AdapterFile> adapter) override {
-    return cluster_->LoadAdapter(adapter);
-  }
-  void UnloadAdapter(uint64_t id) override { cluster_->UnloadAdapter(id); }
+  absl::Status LoadAdapter(std::shared_ptr<const AdapterFile> adapter) override;
+  void UnloadAdapter(uint64_t id) override;
   std::vector<IterationResult> TakeResults() override;
   absl::Status status() const override;
   void Restart() override;

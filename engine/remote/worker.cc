@@ -9,6 +9,7 @@
 #include "base/status.h"
 #include "base/sync.h"
 #include "engine/plan/plan_messages.h"
+#include "engine/remote/adapter_messages.h"
 #include "engine/remote/background.h"
 #include "engine/remote/control.pb.h"
 #include "engine/remote/host_delay.h"

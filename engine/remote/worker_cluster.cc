@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/status.h"
+#include "models/adapters/adapter_file.h"
 #include "engine/plan/plan_messages.h"
 #include "engine/remote/control.pb.h"
 #include "models/checkpoints/fingerprint.h"

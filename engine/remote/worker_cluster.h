@@ -15,7 +15,9 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -30,6 +32,7 @@
 namespace treadle {
 
 namespace control {
+class AdapterLoaded;
 class Failed;
 class Loaded;
 class Rendezvous;

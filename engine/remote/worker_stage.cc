@@ -260,6 +260,7 @@ absl::Status WorkerStage::LoadRanks(const control::Configure& configuration,
                            {})
                     .bytes_per_page;
   backend_ = loaded_[0].backend->description();
+  config_ = loaded_[0].model->config();
   options_.replay_log.hidden = loaded_[0].model->config().hidden;
   return absl::OkStatus();
 }

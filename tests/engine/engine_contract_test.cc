@@ -243,9 +243,11 @@ TEST_P(EngineContract, MasksThatDoNotFitEndTheEpoch) {
 // The same stream of requests, whatever the placement: with one rank the very bits that each
 // request gets alone (N1 to N3), with several the same bits in every run. Alone, each has all pages
 // that there are.
+using AdapterFiles = std::vector<std::shared_ptr<const AdapterFile>>;
 void ExpectAsAlone(const EngineKind& kind, const std::string& path,
                    const LocalEngineOptions& options,
-                   const std::vector<PlanDriver::DrivenRequest>& requests) {
+                   const std::vector<PlanDriver::DrivenRequest>& requests,
+                   const AdapterFiles& adapters = {}) {
   const std::unique_ptr<Backend> backend = MakeBackend(kind);
   constexpr int64_t kMaxTokens = 128;
   auto model = LoadTiny(*backend, path, kMaxTokens);
@@ -260,7 +262,11 @@ void ExpectAsAlone(const EngineKind& kind, const std::string& path,
                             .seed = seed,
                             .one_plan_each = kind.stages > 1},
         requests);
-    EngineRunner(MakeEngine(kind, path, options)).RunAll(*driver);
+    EngineRunner runner(MakeEngine(kind, path, options));
+    for (const auto& adapter : adapters) {
+      EXPECT_EQ(runner.engine().LoadAdapter(adapter), absl::OkStatus());
+    }
+    runner.RunAll(*driver);
     EXPECT_EQ(driver->free_pages(), options.kv_pages);
     return driver;
   };
@@ -270,6 +276,11 @@ void ExpectAsAlone(const EngineKind& kind, const std::string& path,
   const bool states = (*model)->config().attention_every > 0;
   ReferenceRunner alone(*backend, **model, kMaxTokens, states ? options.page_size : 64,
                         DType::kF32);
+  for (const auto& adapter : adapters) {
+    const auto loaded = (*model)->LoadAdapter(*adapter);
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    alone.Add(adapter->id(), *loaded);
+  }
   for (size_t i = 0; i < requests.size(); ++i) {
     for (int32_t candidate = 0; candidate < requests[i].candidates; ++candidate) {
       SCOPED_TRACE(Str("request ", i, ", candidate ", candidate));
@@ -292,6 +303,70 @@ TEST_P(EngineContract, CompanyAndPlacementDoNotMatter) {
   const bool few = GetParam().gpus;
   ExpectAsAlone(GetParam(), TinyPath(), Options(),
                 RandomRequests(3, few ? 4 : 12, TinyVocabulary(), few ? 20 : 40, few ? 5 : 12));
+}
+
+// Whether a kind has them, and the base of tests/testdata/adapters can be cut so.
+bool HasAdapters(const EngineKind& kind) {
+  return !kind.gpus && kind.stages <= 2 && kind.ranks <= 2;
+}
+
+// Each request has one of three adapters, or none.
+TEST_P(EngineContract, AdaptersOfTheCompanyDoNotMatter) {
+  if (!HasAdapters(GetParam())) GTEST_SKIP() << "no adapters there, or two layers are too few";
+  const std::string base = TREADLE_TESTDATA "/models/llama-grouped";
+  const auto checkpoint = Checkpoint::Open(base);
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  AdapterFiles adapters;
+  for (const char* const name : {"llama", "llama-second", "llama-bf16"}) {
+    auto opened = AdapterFile::Open(Str(TREADLE_TESTDATA "/adapters/", name), (*checkpoint)->config());
+    ASSERT_TRUE(opened.ok()) << opened.status();
+    adapters.push_back(*std::move(opened));
+  }
+  const auto vocab = static_cast<int32_t>((*checkpoint)->config().vocab);
+  auto requests = RandomRequests(6, 16, vocab, 40, 12);
+  for (size_t i = 0; i < requests.size(); ++i) {
+    requests[i].request.top_logprobs = 3;
+    if (i % 4 < 3) requests[i].request.adapter = adapters[i % 4]->id();
+  }
+  ExpectAsAlone(GetParam(), base, Options(), requests, adapters);
+}
+
+// An adapter that is not loaded, or not any more, ends the epoch; what has begun with it goes on.
+TEST_P(EngineContract, AnAdapterIsThereFromItsLoadToItsUnload) {
+  if (!HasAdapters(GetParam())) GTEST_SKIP() << "no adapters there, or two layers are too few";
+  const std::string base = TREADLE_TESTDATA "/models/llama-grouped";
+  const auto checkpoint = Checkpoint::Open(base);
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  const auto adapter =
+      AdapterFile::Open(TREADLE_TESTDATA "/adapters/llama", (*checkpoint)->config());
+  ASSERT_TRUE(adapter.ok()) << adapter.status();
+  EngineRunner runner(MakeEngine(GetParam(), base, Options()));
+  Engine& engine = runner.engine();
+  runner.WaitForRoom();
+  const auto with_adapter = [&](uint64_t iteration, SequenceId id) {
+    IterationPlan plan = OneRequest(engine.epoch(), iteration, id);
+    plan.starts[0].adapter = (*adapter)->id();
+    return plan;
+  };
+  engine.Submit(with_adapter(0, 1));
+  runner.WaitForError();
+  EXPECT_THAT(Message(engine.status()), HasSubstr(Str("adapter ", (*adapter)->id())));
+  EXPECT_THAT(Message(engine.status()), HasSubstr("which is not loaded"));
+  EXPECT_EQ(engine.LoadAdapter(*adapter), absl::OkStatus());
+  engine.Restart();
+  runner.WaitForRoom();
+  engine.Submit(with_adapter(0, 1));
+  const int32_t token = runner.Next().steps[0].token();
+  engine.UnloadAdapter((*adapter)->id());
+  const auto other =
+      AdapterFile::Open(TREADLE_TESTDATA "/adapters/llama-bf16", (*checkpoint)->config());
+  ASSERT_TRUE(other.ok()) << other.status();
+  EXPECT_EQ(engine.LoadAdapter(*other), absl::OkStatus());  // once workers have done the former
+  engine.Submit(PlanOf(engine.epoch(), 1).Step(SampleOf(StepOf(1, 3, {token}))));
+  runner.Next();
+  engine.Submit(with_adapter(2, 2));
+  runner.WaitForError();
+  EXPECT_THAT(Message(engine.status()), HasSubstr("which is not loaded"));
 }
 
 // Neither does it where the pages behind a window are used again: rings of 48 positions for

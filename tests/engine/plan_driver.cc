@@ -6,6 +6,14 @@
 #include <utility>
 
 namespace treadle {
+namespace {
+
+// As the server's: requests of one adapter share what is cached.
+std::string SaltOf(const AloneRequest& request) {
+  return request.adapter == 0 ? std::string() : std::to_string(request.adapter);
+}
+
+}  // namespace
 
 PlanDriver::PlanDriver(const Options& options, std::vector<DrivenRequest> requests)
     : options_(options),
@@ -47,6 +55,7 @@ void PlanDriver::AddStart(Sequence& sequence, int32_t first_position, IterationP
   start.min_new_tokens = request.min_new_tokens;
   start.end_tokens = request.end_tokens;
   start.candidate = sequence.candidate;
+  start.adapter = request.adapter;
   start.earlier_tokens.assign(request.prompt.begin(), request.prompt.begin() + first_position);
   sequence.started = true;
   sequence.next_position = sequence.begun = sequence.written = first_position;
@@ -78,8 +87,9 @@ int32_t PlanDriver::Reuse(Sequence& first, IterationPlan& plan) {
     tables.push_back(&sequences_[first.id - 1 + static_cast<size_t>(i)].pages);
   }
   const std::span<const int32_t> prompt = request.prompt;
-  const int32_t reused = kv_.ShareKept({"", prompt.first(prompt.size() - 1)}, tables);
-  kv_.AddPrefixCopies({"", prompt.first(reused)}, first.pages, plan);
+  const std::string salt = SaltOf(request);
+  const int32_t reused = kv_.ShareKept({salt, prompt.first(prompt.size() - 1), request.adapter}, tables);
+  kv_.AddPrefixCopies({salt, prompt.first(reused), request.adapter}, first.pages, plan);
   reused_ += reused;
   return reused;
 }
@@ -91,7 +101,10 @@ void PlanDriver::Keep(const IterationPlan& plan) {
     const std::span<const int32_t> prompt = RequestOf(sequence).prompt;
     const auto end = std::min(static_cast<size_t>(sequence.next_position), prompt.size() - 1);
     if (sequence.candidate > 0) continue;
-    kv_.Keep({"", prompt.first(end)}, sequence.pages, {sequence.begun, sequence.written});
+    const AloneRequest& request = RequestOf(sequence);
+    const std::string salt = SaltOf(request);
+    kv_.Keep({salt, prompt.first(end), request.adapter}, sequence.pages,
+             {sequence.begun, sequence.written});
   }
 }
 
@@ -181,7 +194,8 @@ IterationPlan PlanDriver::Next(uint64_t epoch, uint64_t iteration) {
     ids.insert(ids.end(), sequence.answer.tokens.begin(), sequence.answer.tokens.end());
     if (!sequence.answer.tokens.empty()) ids.pop_back();
     ids.resize(std::min(ids.size(), static_cast<size_t>(sequence.next_position)));
-    kv_.KeepAndRelease({"", ids}, sequence.pages, {sequence.begun, sequence.written});
+    const std::string salt = SaltOf(request);
+    kv_.KeepAndRelease({salt, ids, request.adapter}, sequence.pages, {sequence.begun, sequence.written});
   }
   while (next_request_ < requests_.size() && random_() % 3 != 0 && Admit(next_request_)) {
     ++next_request_;

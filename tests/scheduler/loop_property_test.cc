@@ -79,7 +79,8 @@ RequestSpec RandomSpec(Random& random, const LoopHarness& harness, uint64_t seed
   spec.owner = std::string(1, static_cast<char>('a' + seed % 3));
   spec.priority = static_cast<int32_t>(seed % 3) - 1;
   spec.weight = static_cast<double>(1 + seed % 3);
-  spec.cache_salt = Str(seed % harness.options.engine.tenants);
+  if (seed % 5 > 2) spec.adapter = seed % 5;
+  spec.cache_salt = Str(seed % harness.options.engine.tenants, " ", spec.adapter);
   if (seed > 0 && random.Below(2) == 0) {  // a conversation goes on, or branches off
     const Client& other = *harness.clients[static_cast<size_t>(random.Below(seed))];
     std::vector<int32_t> said = other.spec.prompt;

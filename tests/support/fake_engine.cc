@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/status.h"
+#include "models/adapters/adapter_file.h"
 
 namespace treadle {
 namespace {
@@ -36,6 +37,9 @@ std::vector<float> EmbeddingOf(uint64_t chain) {
   return {static_cast<float>(chain % 1000), static_cast<float>(chain / 1000 % 1000)};
 }
 
+// Where a sequence begins that has the adapter.
+uint64_t RootOf(uint64_t adapter) { return adapter == 0 ? kRoot : Mix(kRoot, adapter); }
+
 }  // namespace
 
 std::vector<float> ReferenceEmbedding(std::span<const int32_t> prompt) {
@@ -51,7 +55,7 @@ std::vector<int32_t> ReferenceOutput(const RequestSpec& spec, uint32_t candidate
   start.min_new_tokens = spec.min_new_tokens;
   start.end_tokens = spec.end_tokens;
   start.candidate = candidate;
-  uint64_t chain = kRoot;
+  uint64_t chain = RootOf(spec.adapter);
   for (const int32_t token : spec.prompt) chain = Mix(chain, static_cast<uint64_t>(token));
   std::vector<int32_t> output;
   while (static_cast<int32_t>(output.size()) < spec.max_new_tokens) {
@@ -141,6 +145,27 @@ void FakeEngine::RunReady() {
     masks_.erase(plan.iteration);
     submitted_.pop_front();
   }
+}
+
+absl::Status FakeEngine::LoadAdapter(std::shared_ptr<const AdapterFile> adapter) {
+  MutexLock lock(mutex_);
+  if (no_adapters_.ok()) adapters_.insert(adapter->id());
+  return no_adapters_;
+}
+
+void FakeEngine::UnloadAdapter(uint64_t id) {
+  MutexLock lock(mutex_);
+  adapters_.erase(id);
+}
+
+std::set<uint64_t> FakeEngine::adapters() const {
+  MutexLock lock(mutex_);
+  return adapters_;
+}
+
+void FakeEngine::RefuseAdapters(absl::Status why) {
+  MutexLock lock(mutex_);
+  no_adapters_ = std::move(why);
 }
 
 std::vector<IterationResult> FakeEngine::TakeResults() {
@@ -338,7 +363,7 @@ void FakeEngine::StartSequence(const SequenceStart& start) {
     Violation(Str("sequence ", start.sequence, " starts without its earlier tokens"));
   }
   Live live{start, start.first_position};
-  uint64_t chain = kRoot;
+  uint64_t chain = RootOf(start.adapter);
   for (const int32_t token : start.earlier_tokens) {
     live.chains.push_back(chain = Mix(chain, static_cast<uint64_t>(token)));
   }
@@ -359,7 +384,8 @@ FakeEngine::Page* FakeEngine::PageOf(const SequenceStart& start, int64_t positio
 uint64_t FakeEngine::Enter(Live& live, const StageRange& stages, int64_t position, int32_t token) {
   live.chains.resize(static_cast<size_t>(position));
   const uint64_t chain =
-      Mix(live.chains.empty() ? kRoot : live.chains.back(), static_cast<uint64_t>(token));
+      Mix(live.chains.empty() ? RootOf(live.start.adapter) : live.chains.back(),
+          static_cast<uint64_t>(token));
   for (int stage = stages.begin; stage < std::min(stages.end, options_.stages); ++stage) {
     if (stage == stages.begin && stage > 0) CheckLog(live, stage - 1, position, chain);
     EnterAt(live, stage, position, chain);

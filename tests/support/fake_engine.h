@@ -21,6 +21,8 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -71,6 +73,9 @@ class FakeEngine final : public Engine {
   // A masked output's token is the first allowed one from the model's on, in a circle.
   void SetMasks(uint64_t epoch, uint64_t iteration, std::vector<OutputMask> masks) override
       ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status LoadAdapter(std::shared_ptr<const AdapterFile> adapter) override
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  void UnloadAdapter(uint64_t id) override ABSL_LOCKS_EXCLUDED(mutex_);
   std::vector<IterationResult> TakeResults() override ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status status() const override ABSL_LOCKS_EXCLUDED(mutex_);
   void Restart() override ABSL_LOCKS_EXCLUDED(mutex_);
@@ -96,6 +101,10 @@ class FakeEngine final : public Engine {
   std::vector<IterationPlan> TakePlans() ABSL_LOCKS_EXCLUDED(mutex_);
   std::vector<std::string> violations() const ABSL_LOCKS_EXCLUDED(mutex_);
   int64_t live_sequences() const ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Those that are loaded; and has loads fail from now on.
+  std::set<uint64_t> adapters() const ABSL_LOCKS_EXCLUDED(mutex_);
+  void RefuseAdapters(absl::Status why) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   struct Page {
@@ -158,6 +167,8 @@ class FakeEngine final : public Engine {
   uint64_t next_iteration_ ABSL_GUARDED_BY(mutex_) = 0;
   bool standing_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
+  std::set<uint64_t> adapters_ ABSL_GUARDED_BY(mutex_);
+  absl::Status no_adapters_ ABSL_GUARDED_BY(mutex_);
   StageRange lost_ ABSL_GUARDED_BY(mutex_) = kNoStages;  // since the last TakeLost
   ByKind<std::vector<Page>> pages_ ABSL_GUARDED_BY(mutex_);
   std::map<SequenceId, Live> live_ ABSL_GUARDED_BY(mutex_);

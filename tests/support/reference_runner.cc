@@ -57,7 +57,7 @@ AloneAnswer ReferenceRunner::Run(const AloneRequest& request, int64_t chunk) {
   while (true) {
     const int64_t length = static_cast<int64_t>(ids.size());
     const int64_t end = std::min(begin + chunk, length);
-    Forward(ids, begin, end);
+    Forward(request, ids, begin, end);
     if (request.prompt_logprobs >= 0) {
       for (int64_t p = begin; p < end && p + 1 < prompt; ++p) {
         const SampleResult result = Output(request, ids, p - begin, false, ids[p + 1]);
@@ -80,14 +80,23 @@ AloneAnswer ReferenceRunner::Run(const AloneRequest& request, int64_t chunk) {
   }
 }
 
-void ReferenceRunner::Forward(std::span<const int32_t> ids, int64_t first_position, int64_t end) {
+std::vector<const Adapter*> ReferenceRunner::AdaptersOf(const AloneRequest& request,
+                                                        int64_t rows) const {
+  if (request.adapter == 0) return {};
+  return std::vector(static_cast<size_t>(rows), adapters_.at(request.adapter).get());
+}
+
+void ReferenceRunner::Forward(const AloneRequest& request, std::span<const int32_t> ids,
+                              int64_t first_position, int64_t end) {
   std::vector<int32_t> positions;
   for (int64_t p = first_position; p < end; ++p) positions.push_back(static_cast<int32_t>(p));
   const SequenceSpan span{.first_row = 0,
                           .num_rows = static_cast<int32_t>(end - first_position),
                           .first_position = static_cast<int32_t>(first_position),
                           .pages = pages_.data()};
-  const Batch batch{ids.subspan(first_position, end - first_position), positions, {&span, 1}};
+  const std::vector<const Adapter*> adapters = AdaptersOf(request, end - first_position);
+  const Batch batch{
+      ids.subspan(first_position, end - first_position), positions, {&span, 1}, {}, adapters};
   const Tensor hidden =
       DenseTensor(hidden_.data(), DType::kF32, end - first_position, model_.config().hidden);
   TREADLE_CHECK(model_.Forward(batch, cache_.pages(), nullptr, hidden).ok());
@@ -101,7 +110,7 @@ SampleResult ReferenceRunner::Output(const AloneRequest& request, std::span<cons
   const Tensor logits = DenseTensor(logits_.data(), DType::kF32, 1, config.vocab);
   const int32_t index = static_cast<int32_t>(row);
   backend_.Gather(hidden, {&index, 1}, gathered);
-  model_.Head(gathered, logits);
+  model_.Head(gathered, logits, AdaptersOf(request, 1));
 
   const int32_t produced = static_cast<int32_t>(ids.size() - request.prompt.size());
   std::vector<TokenCount> counts;

@@ -7,6 +7,9 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "engine/kv/kv_cache.h"
@@ -25,6 +28,7 @@ struct AloneRequest {
   std::vector<int32_t> end_tokens;  // the answer ends with any of them
   int32_t top_logprobs = -1;
   int32_t prompt_logprobs = -1;
+  uint64_t adapter = 0;  // SequenceStart's
 };
 
 struct AloneAnswer {
@@ -40,17 +44,25 @@ class ReferenceRunner {
   ReferenceRunner(Backend& backend, Model& model, int64_t max_tokens, int64_t page_size,
                   DType kv_dtype);
 
+  // The adapters that requests may name.
+  void Add(uint64_t id, std::shared_ptr<const Adapter> adapter) {
+    adapters_[id] = std::move(adapter);
+  }
   // The prompt in chunks of `chunk` tokens.
   AloneAnswer Run(const AloneRequest& request, int64_t chunk);
 
  private:
-  void Forward(std::span<const int32_t> ids, int64_t first_position, int64_t end);
+  void Forward(const AloneRequest& request, std::span<const int32_t> ids, int64_t first_position,
+               int64_t end);
+  // Of so many rows; none: the request names none.
+  std::vector<const Adapter*> AdaptersOf(const AloneRequest& request, int64_t rows) const;
   SampleResult Output(const AloneRequest& request, std::span<const int32_t> ids, int64_t row,
                       bool sample, int32_t target);
 
   Backend& backend_;
   Model& model_;
   KvCache cache_;
+  std::map<uint64_t, std::shared_ptr<const Adapter>> adapters_;
   std::vector<int32_t> pages_;
   Buffer hidden_;       // [max_tokens, hidden]
   Buffer head_hidden_;  // [1, hidden]

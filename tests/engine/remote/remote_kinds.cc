@@ -23,6 +23,10 @@ class EngineWithWorkers final : public Engine {
   void SetMasks(uint64_t epoch, uint64_t iteration, std::vector<OutputMask> masks) override {
     engine_.SetMasks(epoch, iteration, std::move(masks));
   }
+  absl::Status LoadAdapter(std::shared_ptr<const AdapterFile> adapter) override {
+    return engine_.LoadAdapter(std::move(adapter));
+  }
+  void UnloadAdapter(uint64_t id) override { engine_.UnloadAdapter(id); }
   std::vector<IterationResult> TakeResults() override { return engine_.TakeResults(); }
   absl::Status status() const override { return engine_.status(); }
   void Restart() override { engine_.Restart(); }

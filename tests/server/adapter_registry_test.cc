@@ -1,0 +1,172 @@
+// Names of adapters, and which of them are in memory.
+#include "server/adapters/adapter_registry.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <future>
+#include <set>
+
+#include "base/status.h"
+#include "models/checkpoints/checkpoint.h"
+#include "tests/support/fake_engine.h"
+#include "tests/support/test_folder.h"
+
+namespace treadle {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using Clock = AdapterRegistry::Clock;
+
+const std::string kAdapters = TREADLE_TESTDATA "/adapters/";
+
+ModelConfig BaseConfig() {
+  const auto checkpoint = Checkpoint::Open(TREADLE_TESTDATA "/models/llama-grouped");
+  TREADLE_CHECK(checkpoint.ok());
+  return (*checkpoint)->config();
+}
+
+// Three adapters of one base in a folder of their own.
+class AdapterRegistryTest : public ::testing::Test {
+ protected:
+  AdapterRegistryTest() {
+    for (const char* const name : {"llama", "llama-second", "llama-bf16"}) {
+      std::filesystem::copy(kAdapters + name, folder_ / name);
+    }
+  }
+  ~AdapterRegistryTest() override {
+    if (registry_) registry_->Stop();
+  }
+  void Open(AdapterRegistry::Options options) {
+    options.taken = {"base"};
+    registry_ = std::make_shared<AdapterRegistry>(BaseConfig(), std::move(options));
+    ASSERT_EQ(registry_->Start(engine_), absl::OkStatus());
+  }
+  std::future<absl::StatusOr<AdapterHold>> Ask(
+      const std::string& name, Clock::time_point deadline = Clock::time_point::max()) {
+    auto promise = std::make_shared<std::promise<absl::StatusOr<AdapterHold>>>();
+    if (auto hold = registry_->TryHold(name)) {
+      promise->set_value(*std::move(hold));
+    } else {
+      registry_->Hold(name, deadline, [promise](absl::StatusOr<AdapterHold> given) {
+        promise->set_value(std::move(given));
+      });
+    }
+    return promise->get_future();
+  }
+  AdapterHold Hold(const std::string& name) {
+    auto given = Ask(name).get();
+    EXPECT_TRUE(given.ok()) << given.status();
+    return given.ok() ? *std::move(given) : AdapterHold();
+  }
+  static bool Waits(std::future<absl::StatusOr<AdapterHold>>& asked) {
+    return asked.wait_for(std::chrono::milliseconds(50)) == std::future_status::timeout;
+  }
+  std::set<uint64_t> loaded() { return engine_.adapters(); }
+
+  TestFolder folder_;
+  FakeEngine engine_{{}};
+  std::shared_ptr<AdapterRegistry> registry_;
+};
+
+TEST_F(AdapterRegistryTest, LoadsWhatIsAskedAndKeepsIt) {
+  Open({});
+  ASSERT_EQ(registry_->Add("mine", folder_ / "llama"), absl::OkStatus());
+  EXPECT_TRUE(loaded().empty());
+  const AdapterHold first = Hold("mine"), second = Hold("mine");
+  EXPECT_EQ(first.id, second.id);
+  EXPECT_EQ(first.hash.size(), 64u);
+  EXPECT_THAT(loaded(), ElementsAre(first.id));
+  EXPECT_EQ(registry_->counts().loads, 1);
+  const auto list = registry_->List();
+  ASSERT_EQ(list.size(), 1u);
+  EXPECT_EQ(list[0].name, "mine");
+  EXPECT_EQ(list[0].holders, 2);
+  EXPECT_EQ(list[0].requests, 2);
+}
+
+TEST_F(AdapterRegistryTest, TheOneAskedLeastRecentlyMakesRoom) {
+  Open({.folder = folder_.path(), .max_loaded = 2});
+  const uint64_t a = Hold("llama").id, b = Hold("llama-second").id;
+  EXPECT_EQ(Hold("llama").id, a);
+  const uint64_t c = Hold("llama-bf16").id;
+  EXPECT_EQ(loaded(), (std::set<uint64_t>{a, c}));
+  EXPECT_EQ(Hold("llama-second").id, b);
+  EXPECT_EQ(loaded(), (std::set<uint64_t>{b, c}));
+  EXPECT_EQ(registry_->counts().evictions, 2);
+}
+
+TEST_F(AdapterRegistryTest, BytesAreBounded) {
+  const auto file = AdapterFile::Open(folder_ / "llama", BaseConfig());
+  ASSERT_TRUE(file.ok());
+  Open({.folder = folder_.path(), .memory = static_cast<int64_t>((*file)->memory())});
+  EXPECT_THAT(std::string(Ask("llama-second").get().status().message()), HasSubstr("at most"));
+  Hold("llama");
+  Hold("llama-bf16");
+  EXPECT_EQ(loaded().size(), 1u);
+}
+
+// One in use stays; who wants its room gets it next, though others go on asking for it.
+TEST_F(AdapterRegistryTest, WhoWaitsForRoomGetsIt) {
+  Open({.folder = folder_.path(), .max_loaded = 1});
+  auto held = std::make_optional(Hold("llama"));
+  auto waits = Ask("llama-second");
+  EXPECT_TRUE(Waits(waits));
+  auto behind = Ask("llama");  // though it is loaded
+  EXPECT_TRUE(Waits(behind));
+  EXPECT_THAT(loaded(), ElementsAre(held->id));
+  const uint64_t first = held->id;
+  held.reset();
+  auto given = std::make_optional(waits.get());
+  ASSERT_TRUE((*given).ok()) << (*given).status();
+  EXPECT_THAT(loaded(), ElementsAre((**given).id));
+  EXPECT_TRUE(Waits(behind));
+  given.reset();
+  EXPECT_EQ(behind.get()->id, first);
+}
+
+TEST_F(AdapterRegistryTest, WaitsEnd) {
+  Open({.folder = folder_.path(), .max_loaded = 1, .max_waiting = 1});
+  const AdapterHold held = Hold("llama");
+  auto late = Ask("llama-second", Clock::now() + std::chrono::milliseconds(100));
+  EXPECT_TRUE(absl::IsResourceExhausted(Ask("llama-bf16").get().status()));
+  EXPECT_TRUE(absl::IsDeadlineExceeded(late.get().status()));
+  auto left = Ask("llama-second");
+  EXPECT_TRUE(Waits(left));
+  registry_->Stop();
+  EXPECT_TRUE(absl::IsUnavailable(left.get().status()));
+}
+
+// Requests that run keep the old contents.
+TEST_F(AdapterRegistryTest, ANameMayGetOtherContents) {
+  Open({});
+  ASSERT_EQ(registry_->Add("mine", folder_ / "llama"), absl::OkStatus());
+  const AdapterHold old = Hold("mine");
+  ASSERT_EQ(registry_->Add("mine", folder_ / "llama-second"), absl::OkStatus());
+  const AdapterHold other = Hold("mine");
+  EXPECT_NE(other.id, old.id);
+  EXPECT_EQ(loaded(), (std::set<uint64_t>{old.id, other.id}));
+  EXPECT_EQ(registry_->Remove("mine"), absl::OkStatus());
+  EXPECT_TRUE(absl::IsNotFound(registry_->Remove("mine")));
+  EXPECT_TRUE(absl::IsNotFound(Ask("mine").get().status()));
+}
+
+TEST_F(AdapterRegistryTest, BadNamesAndFilesAreRefused) {
+  Open({.folder = folder_.path()});
+  EXPECT_TRUE(absl::IsAlreadyExists(registry_->Add("base", folder_ / "llama")));
+  EXPECT_TRUE(absl::IsInvalidArgument(registry_->Add("a b", folder_ / "llama")));
+  EXPECT_TRUE(absl::IsNotFound(registry_->Add("mine", folder_ / "none")));
+  EXPECT_FALSE(registry_->Has("../adapters/llama"));
+  EXPECT_FALSE(registry_->Has("none"));
+  EXPECT_TRUE(registry_->Has("llama-bf16"));
+  EXPECT_EQ(registry_->List().size(), 3u);
+  folder_.Write("llama/adapter_config.json", "{}");
+  EXPECT_THAT(std::string(Ask("llama").get().status().message()), HasSubstr("peft_type"));
+  engine_.RefuseAdapters(ResourceExhausted("no memory"));
+  EXPECT_TRUE(absl::IsResourceExhausted(Ask("llama-second").get().status()));
+}
+
+}  // namespace
+}  // namespace treadle

@@ -1,0 +1,157 @@
+// `treadle serve --lora`: adapters by name, over gRPC and HTTP, in one process and in several.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/server/cli/served_binary.h"
+#include "tests/server/http/http_exchange.h"
+
+namespace treadle {
+namespace {
+
+using testing::HasSubstr;
+using Json = nlohmann::json;
+
+const std::string kBase = TREADLE_TESTDATA "/models/llama-grouped";
+const std::string kAdapters = TREADLE_TESTDATA "/adapters/";
+constexpr char kOperator[] = "operator-0123456789ab";
+constexpr char kUser[] = "user-0123456789abcdef";
+
+std::string WithKey(const std::string& key) { return "Authorization: Bearer " + key + "\r\n"; }
+
+// The greedy tokens behind a prompt, with the log probability of each.
+std::vector<float> Ask(const ServedBinary& server, const std::string& adapter) {
+  v1::GenerateRequest request = GreedyRequest(12);
+  request.mutable_token_ids()->mutable_ids()->Add(5);
+  for (int id = 0; id < 20; ++id) request.mutable_token_ids()->add_ids(id * 7 % 131);
+  request.mutable_response()->set_logprobs(0);
+  request.set_adapter(adapter);
+  grpc::ClientContext context;
+  v1::GenerateResponse response;
+  const grpc::Status status = server.stub().Generate(&context, request, &response);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  std::vector<float> answer;
+  for (const int32_t id : response.output().token_ids()) answer.push_back(static_cast<float>(id));
+  for (const auto& token : response.output().logprobs()) answer.push_back(token.logprob());
+  return answer;
+}
+
+std::vector<std::string> Flags(const std::string& more = {}) {
+  std::vector<std::string> words = Treadle(more);
+  words.erase(words.begin());
+  words.insert(words.end(), {"--model", kBase, "--lora", "one=" + kAdapters + "llama", "--lora-dir",
+                             kAdapters.substr(0, kAdapters.size() - 1)});
+  return words;
+}
+
+TEST(AdaptersBinary, AnswersAreTheSameInSeveralProcessesAndBesideOthers) {
+  std::vector<std::vector<float>> first;
+  const std::string exact = std::string(ServedBinary::kGrpcOnly) + "--compute exact --threads 1 ";
+  for (const char* const flags : {"", "--pipeline-parallel 2", "--max-loras 1"}) {
+    ServedBinary server(exact + flags, Flags());
+    ASSERT_SERVES(server);
+    std::vector<std::vector<float>> answers;
+    for (const char* const name : {"", "one", "llama-second", "llama", "llama-bf16"}) {
+      answers.push_back(Ask(server, name));
+      EXPECT_FALSE(answers.back().empty());
+    }
+    EXPECT_NE(answers[0], answers[1]);
+    EXPECT_NE(answers[1], answers[2]);
+    EXPECT_EQ(answers[1], answers[3]);  // one adapter of two names
+    // Of a prompt that is cached for each of them.
+    EXPECT_EQ(Ask(server, "llama-second"), answers[2]);
+    EXPECT_EQ(Ask(server, ""), answers[0]);
+    if (first.empty()) first = answers;
+    EXPECT_EQ(answers, first) << flags;
+  }
+}
+
+TEST(AdaptersBinary, HttpNamesThemAsModels) {
+  ServedBinary server("--metrics-listen none", Flags());
+  ASSERT_SERVES(server);
+  const auto ask = [&](const std::string& model) {
+    const Json body = {{"model", model}, {"prompt", {5, 7, 9}}, {"max_tokens", 6},
+                       {"temperature", 0}, {"return_token_ids", true}};
+    return Exchange(server.http_port(), "POST /v1/completions", body.dump());
+  };
+  const Json models = Exchange(server.http_port(), "GET /v1/models").body["data"];
+  std::vector<std::string> names;
+  for (const Json& model : models) names.push_back(model["id"]);
+  EXPECT_THAT(names, testing::IsSupersetOf({"llama-grouped", "one", "llama-bf16", "gpt2"}));
+  EXPECT_EQ(models[0].value("parent", ""), "");
+  EXPECT_EQ(models[1]["parent"], "llama-grouped");
+  EXPECT_EQ(Exchange(server.http_port(), "GET /v1/models/one").body["parent"], "llama-grouped");
+  EXPECT_EQ(Exchange(server.http_port(), "GET /v1/models/two").code, 404);
+  const auto base = ask("llama-grouped"), one = ask("one"), unknown = ask("two"), other = ask("gpt2");
+  EXPECT_EQ(one.body["model"], "one");
+  EXPECT_NE(base.body["system_fingerprint"], one.body["system_fingerprint"]);
+  EXPECT_NE(base.body["choices"][0]["token_ids"], one.body["choices"][0]["token_ids"]);
+  EXPECT_EQ(unknown.code, 404);
+  EXPECT_EQ(other.code, 400);
+  EXPECT_THAT(other.text, HasSubstr("gpt2"));
+  // Without keys nobody is an operator.
+  EXPECT_EQ(Exchange(server.http_port(), "POST /v1/load_lora_adapter",
+                     R"({"lora_name":"x","lora_path":"/tmp"})")
+                .code,
+            403);
+}
+
+TEST(AdaptersBinary, OperatorsLoadAndUnload) {
+  const TestFolder folder;
+  const std::string keys =
+      folder.Write("keys", Str(kOperator, " boss - - operator\n", kUser, " user\n"));
+  ServedBinary server("--metrics-listen none --model " + kBase, {"--api-keys-file", keys});
+  ASSERT_SERVES(server);
+  const auto post = [&](const std::string& path, const Json& body, const std::string& key) {
+    return Exchange(server.http_port(), "POST " + path, body.dump(), WithKey(key));
+  };
+  const Json load = {{"lora_name", "mine"}, {"lora_path", kAdapters + "llama"}};
+  EXPECT_EQ(post("/v1/load_lora_adapter", load, kUser).code, 403);
+  EXPECT_EQ(post("/v1/load_lora_adapter", load, kOperator).code, 200);
+  const auto refused = post("/v1/load_lora_adapter",
+                            {{"lora_name", "bad"}, {"lora_path", kAdapters + "gpt2"}}, kOperator);
+  EXPECT_EQ(refused.code, 400);
+  EXPECT_THAT(refused.text, HasSubstr("is no matrix of a llama model"));
+  EXPECT_EQ(post("/v1/load_lora_adapter",
+                 {{"lora_name", "llama-grouped"}, {"lora_path", kAdapters + "llama"}}, kOperator)
+                .code,
+            409);
+  const Json body = {{"model", "mine"}, {"prompt", {5, 7, 9}}, {"max_tokens", 2}};
+  EXPECT_EQ(post("/v1/completions", body, kUser).code, 200);
+
+  const auto with_key = [](grpc::ClientContext& context) {
+    context.AddMetadata("authorization", Str("Bearer ", kOperator));
+  };
+  grpc::ClientContext listing, loading, unloading;
+  for (grpc::ClientContext* context : {&listing, &loading, &unloading}) with_key(*context);
+  v1::LoadAdapterRequest more;
+  more.set_name("more");
+  more.set_path(kAdapters + "llama-bf16");
+  v1::LoadAdapterResponse loaded;
+  EXPECT_TRUE(server.stub().LoadAdapter(&loading, more, &loaded).ok());
+  v1::ListAdaptersResponse list;
+  ASSERT_TRUE(server.stub().ListAdapters(&listing, {}, &list).ok());
+  ASSERT_EQ(list.adapters_size(), 2);
+  EXPECT_EQ(list.adapters(0).name(), "mine");
+  EXPECT_TRUE(list.adapters(0).loaded());
+  EXPECT_EQ(list.adapters(0).requests(), 1);
+  EXPECT_EQ(list.adapters(1).rank(), 8);
+  EXPECT_FALSE(list.adapters(1).loaded());
+  v1::UnloadAdapterRequest mine;
+  mine.set_name("mine");
+  v1::UnloadAdapterResponse unloaded;
+  EXPECT_TRUE(server.stub().UnloadAdapter(&unloading, mine, &unloaded).ok());
+  EXPECT_EQ(post("/v1/completions", body, kUser).code, 404);
+  EXPECT_EQ(post("/v1/unload_lora_adapter", {{"lora_name", "mine"}}, kOperator).code, 404);
+}
+
+TEST(AdaptersBinary, BadFlagsEndTheStart) {
+  EXPECT_THAT(RunToEnd(ServedBinary::Command("--model " + kBase + " --lora x=/none"), 2),
+              HasSubstr("--lora: /none: no such adapter"));
+  EXPECT_THAT(RunToEnd(ServedBinary::Command("--model " + kBase + " --lora x"), 2),
+              HasSubstr("--lora: has 'x', expected NAME=PATH"));
+  EXPECT_THAT(RunToEnd(ServedBinary::Command("--model " + kBase + " --lora-dir /none"), 2),
+              HasSubstr("--lora-dir: /none is no folder"));
+}
+
+}  // namespace
+}  // namespace treadle
