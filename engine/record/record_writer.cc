@@ -34,6 +34,7 @@ absl::Status RecordWriter::BeginFile() {
     EncodePlan(everything, *entry.mutable_restored());
     TREADLE_RETURN_IF_ERROR(file_.Append(entry.SerializeAsString()));
   }
+  for (const auto& [id, bytes] : adapters_) TREADLE_RETURN_IF_ERROR(file_.Append(bytes));
   for (const Pending& pending : pending_) TREADLE_RETURN_IF_ERROR(file_.Append(pending.bytes));
   for (const auto& [iteration, bytes] : masks_) TREADLE_RETURN_IF_ERROR(file_.Append(bytes));
   begun_with_ = file_.bytes();
@@ -49,6 +50,8 @@ absl::Status RecordWriter::Follow(const std::string& bytes) {
     pending_.push_back({std::move(plan), bytes});
   } else if (entry.has_masks()) {
     masks_.emplace(Iteration(entry.masks().epoch(), entry.masks().iteration()), bytes);
+  } else if (entry.has_adapter()) {
+    adapters_[entry.adapter().id()] = bytes;
   } else if (entry.has_epoch_end()) {
     live_.Clear();
     pending_.clear();

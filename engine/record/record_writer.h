@@ -48,6 +48,7 @@ class RecordWriter {
   LiveInputs live_;  // after this one:
   Iteration answered_;
   std::deque<Pending> pending_;
+  std::map<uint64_t, std::string> adapters_;     // all so far, as they were told
   std::multimap<Iteration, std::string> masks_;  // of what is pending, or yet to come
 };
 

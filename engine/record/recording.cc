@@ -11,6 +11,7 @@
 #include "engine/plan/plan_messages.h"
 #include "engine/record/record.pb.h"
 #include "engine/record/record_writer.h"
+#include "models/adapters/adapter_file.h"
 
 namespace treadle {
 namespace {
@@ -52,6 +53,7 @@ class RecordingEngine final : public Engine {
     below_->SetMasks(epoch, iteration, std::move(masks));
   }
   absl::Status LoadAdapter(std::shared_ptr<const AdapterFile> adapter) override {
+    recording_->Adapter({adapter->id(), adapter->path(), adapter->hash()});
     return below_->LoadAdapter(std::move(adapter));
   }
   void UnloadAdapter(uint64_t id) override { below_->UnloadAdapter(id); }
@@ -214,6 +216,14 @@ void Recording::EpochEnd(uint64_t epoch, const std::string& reason) {
   record::Entry entry;
   entry.mutable_epoch_end()->set_epoch(epoch);
   entry.mutable_epoch_end()->set_reason(reason);
+  state_->Add(entry);
+}
+
+void Recording::Adapter(const RecordedAdapter& adapter) {
+  record::Entry entry;
+  entry.mutable_adapter()->set_id(adapter.id);
+  entry.mutable_adapter()->set_path(adapter.path);
+  entry.mutable_adapter()->set_hash(adapter.hash);
   state_->Add(entry);
 }
 

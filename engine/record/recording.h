@@ -33,6 +33,13 @@ struct RecordedSetup {
   PageCounts kv_pages;
 };
 
+// An adapter that plans name by its id.
+struct RecordedAdapter {
+  uint64_t id = 0;
+  std::string path;
+  std::string hash;  // AdapterFile::hash
+};
+
 struct RecordingOptions {
   std::string file;
   int64_t max_bytes = 256 << 20;
@@ -55,6 +62,7 @@ class Recording {
   void Plan(const IterationPlan& plan);
   void Masks(uint64_t epoch, uint64_t iteration, const std::vector<OutputMask>& masks);
   void Result(const IterationResult& result);
+  void Adapter(const RecordedAdapter& adapter);
   void EpochEnd(uint64_t epoch, const std::string& reason);
   // A line of JSON: who came, was in an iteration, and left.
   void Ledger(std::string line);

@@ -182,6 +182,9 @@ absl::StatusOr<RecordingSummary> Summarize(std::string_view recording) {
     } else if (entry.has_epoch_end()) {
       summary.epoch_ends.push_back(
           Str("epoch ", entry.epoch_end().epoch(), ": ", entry.epoch_end().reason()));
+    } else if (entry.has_adapter()) {
+      const record::Adapter& adapter = entry.adapter();
+      summary.adapters[adapter.id()] = {adapter.id(), adapter.path(), adapter.hash()};
     } else if (entry.has_ledger()) {
       summary.requests.Follow(entry.ledger());
     } else if (entry.has_end()) {

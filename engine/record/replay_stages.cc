@@ -80,6 +80,11 @@ absl::Status ReplayStages::WaitForAll(const char* what) {
   return status_;
 }
 
+absl::Status ReplayStages::LoadAdapter(const AdapterFile& adapter) {
+  for (const auto& stage : stages_) TREADLE_RETURN_IF_ERROR(stage->LoadAdapter(adapter));
+  return absl::OkStatus();
+}
+
 absl::Status ReplayStages::BeginEpoch() {
   for (const auto& stage : stages_) stage->EndEpoch(absl::CancelledError("the epoch is over"));
   next_iteration_ = 0;

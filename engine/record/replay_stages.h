@@ -39,6 +39,8 @@ class ReplayStages final : public PlanRunner {
   static absl::StatusOr<std::unique_ptr<ReplayStages>> Create(
       std::vector<std::vector<StageRanks::Rank>> stages, const Options& options);
 
+  // Once, for plans that name it.
+  absl::Status LoadAdapter(const AdapterFile& adapter);
   // Errors: the stage that refused a plan or failed.
   absl::Status BeginEpoch() override;
   absl::StatusOr<IterationResult> Run(IterationPlan plan, std::vector<OutputMask> masks) override;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <set>
 #include <system_error>
 #include <utility>
 
@@ -121,6 +122,23 @@ AdapterRegistry::Counts AdapterRegistry::counts() const {
           .loads = loads_,
           .evictions = evictions_,
           .waiting = std::ssize(waiting_)};
+}
+
+std::vector<std::string> AdapterRegistry::Running() const {
+  std::vector<std::string> names;
+  MutexLock lock(mutex_);
+  for (const auto& [name, entry] : names_) {
+    const auto found = entry.file ? loaded_.find(entry.file->id()) : loaded_.end();
+    if (found != loaded_.end() && found->second.holders > 0) names.push_back(name);
+  }
+  return names;
+}
+
+std::vector<std::string> AdapterRegistry::Waiting() const {
+  std::set<std::string> names;
+  MutexLock lock(mutex_);
+  for (const Waiter& waiter : waiting_) names.insert(waiter.name);
+  return {names.begin(), names.end()};
 }
 
 std::optional<AdapterHold> AdapterRegistry::Give(Entry& entry) {

@@ -79,6 +79,9 @@ class AdapterRegistry : public std::enable_shared_from_this<AdapterRegistry> {
   bool Has(std::string_view name) const ABSL_LOCKS_EXCLUDED(mutex_);
   std::vector<Named> List() const ABSL_LOCKS_EXCLUDED(mutex_);
   Counts counts() const ABSL_LOCKS_EXCLUDED(mutex_);
+  // The names that requests have, and those that some wait for.
+  std::vector<std::string> Running() const ABSL_LOCKS_EXCLUDED(mutex_);
+  std::vector<std::string> Waiting() const ABSL_LOCKS_EXCLUDED(mutex_);
 
   // The adapter of that name, if it is loaded and nobody is before the caller.
   std::optional<AdapterHold> TryHold(const std::string& name) ABSL_LOCKS_EXCLUDED(mutex_);

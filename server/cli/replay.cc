@@ -14,6 +14,7 @@
 #include "base/number.h"
 #include "base/status.h"
 #include "engine/record/op_check.h"
+#include "models/adapters/adapter_file.h"
 #include "models/checkpoints/checkpoint.h"
 #include "models/checkpoints/fingerprint.h"
 #include "models/text/tokenizer.h"
@@ -159,7 +160,17 @@ absl::StatusOr<std::unique_ptr<ReplayStages>> LoadStages(const OpenedRecording& 
   stage.ranks.timeout = kPatience;
   stage.ranks.join = devices.Joiner();
   stage.wire = options.wire;
-  return ReplayStages::Create(std::move(stages), stage);
+  TREADLE_ASSIGN_OR_RETURN(auto created, ReplayStages::Create(std::move(stages), stage));
+  for (const auto& [id, recorded] : opened.summary.adapters) {
+    TREADLE_ASSIGN_OR_RETURN(const auto adapter,
+                             AdapterFile::Open(recorded.path, opened.checkpoint->config()));
+    if (adapter->hash() != recorded.hash) {
+      return InvalidArgument(recorded.path, ": the adapter has the contents ", adapter->hash(),
+                             ", the recording had ", recorded.hash);
+    }
+    TREADLE_RETURN_IF_ERROR(created->LoadAdapter(*adapter));
+  }
+  return created;
 }
 
 void Tell(const ReplayDifference& difference, const RecordedRequests& requests) {

@@ -162,6 +162,28 @@ LogEvent Chosen(const ServeOptions& options, const OpenedModel& opened) {
   return event;
 }
 
+void AddAdapters(const ServedModel& model, int64_t most, Metrics& metrics) {
+  const std::shared_ptr<AdapterRegistry> adapters = model.adapters;
+  if (!adapters) return;
+  const auto now = [adapters](int64_t AdapterRegistry::Counts::*member) {
+    return [adapters, member] { return static_cast<double>(adapters->counts().*member); };
+  };
+  metrics.AddGauge("treadle:loras_loaded", "LoRA adapters in memory.",
+                   now(&AdapterRegistry::Counts::loaded));
+  metrics.AddGauge("treadle:lora_requests_waiting", "Requests whose LoRA adapter is to be loaded.",
+                   now(&AdapterRegistry::Counts::waiting));
+  metrics.AddCounter("treadle:lora_loads_total", "LoRA adapters brought to memory.",
+                     now(&AdapterRegistry::Counts::loads));
+  metrics.AddCounter("treadle:lora_evictions_total", "LoRA adapters that made room for others.",
+                     now(&AdapterRegistry::Counts::evictions));
+  metrics.AddInfo("treadle:lora_requests_info", "LoRA adapters that requests have or wait for.",
+                  [adapters, most]() -> Metrics::Labels {
+                    return {{"max_lora", Str(most)},
+                            {"running_lora_adapters", absl::StrJoin(adapters->Running(), ",")},
+                            {"waiting_lora_adapters", absl::StrJoin(adapters->Waiting(), ",")}};
+                  });
+}
+
 // Metrics of the program and its cache that stay as they are.
 void Tell(const ServeOptions& options, const ServedModel& model, Metrics& metrics) {
   metrics.AddInfo("treadle:build_info", "The program's version and what it computes on; always 1.",
@@ -261,6 +283,7 @@ absl::StatusOr<int> Serve(const ServeOptions& options, std::string configuration
                      "Log lines dropped: the queue was full, or the file failed.",
                      [&log] { return static_cast<double>(log.dropped()); });
   AddPageFiles(scheduling.page_files, metrics);
+  AddAdapters(stack->model(), options.max_loras, metrics);
   std::vector<LedgerFollower::Sink> sinks = {
       [&metrics](const LedgerRecord& record, uint64_t) { metrics.Record(record); }};
   if (!options.ledger_file.empty()) {

@@ -241,6 +241,17 @@ void Metrics::AddInfo(const char* name, const char* help, const Labels& labels) 
       .Set(1);
 }
 
+void Metrics::AddInfo(const char* name, const char* help, std::function<Labels()> now) {
+  auto& family =
+      prometheus::BuildGauge().Name(name).Help(help).Register(instruments_->registry);
+  instruments_->others.push_back(
+      [&family, now = std::move(now), last = static_cast<prometheus::Gauge*>(nullptr)]() mutable {
+        if (last != nullptr) family.Remove(last);
+        last = &family.Add(now());
+        last->SetToCurrentTime();
+      });
+}
+
 void Metrics::Add(std::shared_ptr<const Door::Counts> door) {
   AddGauge("treadle:connections", "Clients' connections to the gRPC port.",
            [door] { return static_cast<double>(door->connections); });

@@ -43,6 +43,8 @@ class Metrics {
   // A gauge that is always 1 and whose labels tell something; before Listen.
   using Labels = std::map<std::string, std::string>;
   void AddInfo(const char* name, const char* help, const Labels& labels);
+  // One whose labels change: its value is the time of the scrape, as vLLM has it.
+  void AddInfo(const char* name, const char* help, std::function<Labels()> now);
   void Add(std::shared_ptr<const Door::Counts> door);
   void Add(std::shared_ptr<const WorkPool::Counts> work);
   // Refused requests, with those that the gRPC port refuses by itself.

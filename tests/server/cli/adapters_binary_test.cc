@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+
 #include "tests/server/cli/served_binary.h"
 #include "tests/server/http/http_exchange.h"
 
@@ -63,6 +65,25 @@ TEST(AdaptersBinary, AnswersAreTheSameInSeveralProcessesAndBesideOthers) {
     if (first.empty()) first = answers;
     EXPECT_EQ(answers, first) << flags;
   }
+}
+
+TEST(AdaptersBinary, ARecordingRunsAgainWithTheSameAdapters) {
+  const TestFolder folder;
+  std::filesystem::copy(kAdapters + "llama", folder / "mine");
+  const std::string record = folder / "record";
+  const std::vector<std::string> words = {
+      "--model", kBase, "--lora", "mine=" + (folder / "mine"), "--record", record};
+  {
+    ServedBinary server(std::string(ServedBinary::kGrpcOnly) + "--threads 1", words);
+    ASSERT_SERVES(server);
+    EXPECT_NE(Ask(server, "mine"), Ask(server, ""));
+    EXPECT_EQ(server.Stop(), 0);
+  }
+  RunToEnd(Treadle("replay", {record}), 0);
+  // With another one in its place nothing is run.
+  std::filesystem::remove_all(folder / "mine");
+  std::filesystem::copy(kAdapters + "llama-bf16", folder / "mine");
+  EXPECT_THAT(RunToEnd(Treadle("replay", {record}), 2), HasSubstr("the recording had"));
 }
 
 TEST(AdaptersBinary, HttpNamesThemAsModels) {
@@ -142,6 +163,21 @@ TEST(AdaptersBinary, OperatorsLoadAndUnload) {
   EXPECT_TRUE(server.stub().UnloadAdapter(&unloading, mine, &unloaded).ok());
   EXPECT_EQ(post("/v1/completions", body, kUser).code, 404);
   EXPECT_EQ(post("/v1/unload_lora_adapter", {{"lora_name", "mine"}}, kOperator).code, 404);
+}
+
+TEST(AdaptersBinary, MetricsSayWhichAreInUse) {
+  ServedBinary server(
+      "--http-listen none --metrics-listen 127.0.0.1:0 --metrics-dialect both --max-loras 3",
+      Flags());
+  ASSERT_SERVES(server);
+  Ask(server, "one");
+  const std::string port = WordAfter(server.listens(), "metrics at http://127.0.0.1:");
+  ASSERT_NE(port, "") << server.listens();
+  const std::string text = ExchangeText(std::stoi(port), "GET /metrics", "", kClose);
+  EXPECT_THAT(text, HasSubstr("treadle:lora_loads_total"));
+  EXPECT_THAT(text, HasSubstr("treadle:loras_loaded"));
+  EXPECT_THAT(text, HasSubstr("vllm:lora_requests_info{"));
+  EXPECT_THAT(text, HasSubstr("max_lora=\"3\""));
 }
 
 TEST(AdaptersBinary, BadFlagsEndTheStart) {
