@@ -31,12 +31,12 @@ absl::Status ExpertRows::Allocate(Activations& activations, const ModelConfig& c
   return absl::OkStatus();
 }
 
-absl::Status ExpertRows::Route(Backend& backend, const Linear& router, bool normalize, Tensor x,
-                               ExpertUse& use) {
+absl::Status ExpertRows::Route(Backend& backend, const Linear& router, const Routing& routing,
+                               Tensor x, ExpertUse& use) {
   const Projection product[] = {router.To(logits_.Rows(0, x.rows))};
   backend.MatMul(x, product);
   ids_.rows = weights_.rows = x.rows;
-  backend.Route(product[0].out, normalize, ids_, weights_);
+  backend.Route(product[0].out, routing, ids_, weights_);
   const auto items = static_cast<size_t>(x.rows * per_row_);
   host_ids_.assign(items, 0);
   TREADLE_RETURN_IF_ERROR(backend.Synchronize());
