@@ -178,6 +178,7 @@ class Decoder : public Model {
   // This rank's of states: of value heads, and of channels.
   std::vector<ShardRange> ValueHeads() const;
   std::vector<ShardRange> ChannelParts() const;
+  std::vector<ShardRange> StatePartsOf(Extent extent) const;  // empty: all
   absl::Status LoadRotary(const Checkpoint& checkpoint, int64_t max_positions);
   absl::Status LoadSlopes();
   absl::Status LoadScale();

@@ -287,19 +287,6 @@ std::vector<ShardRange> Decoder::PartsOf(Extent extent, const LayerShape& shape)
       return {Features(heads_, dim)};
     case Extent::kGatedQueries:
       return {Features(heads_, dim), Features(heads_, dim, queries)};
-    case Extent::kChannels:
-      return ChannelParts();
-    case Extent::kStateHeads:
-      return ValueHeads();
-    case Extent::kStateValues: {
-      std::vector<ShardRange> parts = ValueHeads();
-      for (ShardRange& part : parts) part = Features(part, config_.state_value_dim);
-      return parts;
-    }
-    case Extent::kBetaDecay: {
-      const ShardRange heads = ValueHeads()[0];
-      return {heads, Features(heads, 1, config_.state_heads)};
-    }
     case Extent::kKeys:
       return {Features(kv_heads, dim)};
     case Extent::kFused:
@@ -312,7 +299,7 @@ std::vector<ShardRange> Decoder::PartsOf(Extent extent, const LayerShape& shape)
     case Extent::kGateUp:
       return {ffn, {config.ffn_hidden + ffn.begin, config.ffn_hidden + ffn.end}};
     default:
-      return {};
+      return StatePartsOf(extent);
   }
 }
 

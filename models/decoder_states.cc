@@ -42,6 +42,22 @@ std::vector<ShardRange> Decoder::ChannelParts() const {
   return parts;
 }
 
+std::vector<ShardRange> Decoder::StatePartsOf(Extent extent) const {
+  if (extent == Extent::kChannels) return ChannelParts();
+  if (extent == Extent::kStateHeads) return ValueHeads();
+  std::vector<ShardRange> parts;
+  if (extent == Extent::kStateValues) {
+    for (const ShardRange& heads : ValueHeads()) {
+      parts.push_back({heads.begin * config_.state_value_dim, heads.end * config_.state_value_dim});
+    }
+  }
+  if (extent == Extent::kBetaDecay) {
+    const ShardRange heads = ValueHeads()[0];
+    parts = {heads, {config_.state_heads + heads.begin, config_.state_heads + heads.end}};
+  }
+  return parts;
+}
+
 absl::Status Decoder::LoadStateVector(WeightLoader& loader, const Checkpoint& checkpoint,
                                       const TensorRow& row, const std::string& name,
                                       LayerWeights& weights) {

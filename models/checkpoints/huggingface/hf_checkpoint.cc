@@ -10,7 +10,7 @@
 #include "base/quoted.h"
 #include "base/status.h"
 #include "base/utf8.h"
-#include "models/architectures/architecture.h"
+#include "models/architectures/config_fields.h"
 #include "models/checkpoints/checkpoint.h"
 #include "models/checkpoints/huggingface/fused_experts.h"
 #include "models/checkpoints/huggingface/hf_quantization.h"
@@ -95,30 +95,29 @@ std::vector<StoredTensor> WithGatesApart(std::vector<StoredTensor> tensors,
 }
 
 // Matrices in_proj_qkvz, which hold each key head's query, key, values and gates behind those of
-// another, as two: in_proj_qkv, with all queries first, and in_proj_z.
+// another, as two: in_proj_qkv, with all queries first, and in_proj_z. Sizes are in their ranges.
 std::vector<StoredTensor> WithStatesApart(std::vector<StoredTensor> tensors,
                                           const ModelConfig& config) {
   constexpr std::string_view kFused = "in_proj_qkvz.weight";
   const int64_t values = config.state_heads / config.state_key_heads * config.state_value_dim;
   const int64_t each = 2 * (config.state_key_dim + values);  // rows of a key head
-  std::vector<int64_t> rows;                                 // of the file, in the order of both
-  const auto add = [&](int64_t first, int64_t count) {
-    for (int64_t row = 0; row < config.state_key_heads * count; ++row) {
-      rows.push_back(row / count * each + first + row % count);
-    }
-  };
-  add(0, config.state_key_dim);
-  add(config.state_key_dim, config.state_key_dim);
-  add(2 * config.state_key_dim, values);
-  add(2 * config.state_key_dim + values, values);
-  const int64_t gates = config.state_key_heads * values;
   std::vector<StoredTensor> out;
   for (StoredTensor& tensor : tensors) {
     if (!tensor.name.ends_with(kFused) || tensor.format->apart() || tensor.shape.size() != 2 ||
-        tensor.shape[0] != std::ssize(rows)) {
+        tensor.shape[0] != config.state_key_heads * each) {
       out.push_back(std::move(tensor));
       continue;
     }
+    std::vector<int64_t> rows;  // of the file, in the order of both
+    const auto add = [&](int64_t first, int64_t count) {
+      for (int64_t row = 0; row < config.state_key_heads * count; ++row) {
+        rows.push_back(row / count * each + first + row % count);
+      }
+    };
+    add(0, config.state_key_dim);
+    add(config.state_key_dim, config.state_key_dim);
+    add(2 * config.state_key_dim, values);
+    add(2 * config.state_key_dim + values, values);
     const std::string module = tensor.name.substr(0, tensor.name.size() - kFused.size());
     const auto bytes = static_cast<size_t>(tensor.format->RowBytes(tensor.shape[1]));
     const auto split = [&](const char* name, std::span<const int64_t> own) {
@@ -136,8 +135,9 @@ std::vector<StoredTensor> WithStatesApart(std::vector<StoredTensor> tensors,
         return made;
       };
     };
-    split("in_proj_qkv", std::span(rows).first(rows.size() - static_cast<size_t>(gates)));
-    split("in_proj_z", std::span(rows).last(static_cast<size_t>(gates)));
+    const auto gates = static_cast<size_t>(config.state_key_heads * values);
+    split("in_proj_qkv", std::span(rows).first(rows.size() - gates));
+    split("in_proj_z", std::span(rows).last(gates));
   }
   return out;
 }
@@ -237,6 +237,7 @@ absl::Status HuggingFaceCheckpoint::ReadShards(const HfQuantization& quantizatio
     merged.tensors = WithGatesApart(std::move(merged.tensors), fused);
   }
   if (architecture.hugging_face_fused_states) {
+    TREADLE_RETURN_IF_ERROR(CheckRanges(config_, architecture, path_));
     merged.tensors = WithStatesApart(std::move(merged.tensors), config_);
   }
   AddTensors(std::move(merged.tensors));
