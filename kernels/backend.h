@@ -121,6 +121,16 @@ struct XieluScales {
   float largest = -1e-6f;  // below 0
 };
 
+inline constexpr int64_t kMaxExperts = 1 << 12;  // of a layer
+
+// How a router chooses and weighs a row's experts (Backend::Route).
+struct Routing {
+  bool sigmoid = false;         // scores are sigmoids of logits; else a softmax of these
+  bool normalize = true;        // the weights of a row add up to `scale`
+  float scale = 1;              // of weights
+  const float* bias = nullptr;  // [experts], added to sigmoids for the choice alone; null: none
+};
+
 // What makes two iterations the same to RunGraph.
 struct GraphKey {
   int64_t rows = 0;         // padded
@@ -339,9 +349,11 @@ class Backend {
 
   // The experts that each row goes to, and how much each of them counts: those of the k largest
   // logits, the largest first, of equal ones the first (NaN is less than all else), with a softmax
-  // over these k if `normalize`, else over all experts. logits: [rows, experts]; ids: [rows, k],
-  // whole numbers; weights: [rows, k]; all f32.
-  virtual void Route(Tensor logits, bool normalize, Tensor ids, Tensor weights) = 0;
+  // over these k if `normalize`, else over all experts. With `sigmoid`, weights are sigmoid(logit),
+  // divided by the sum of the k if `normalize`, and a bias chooses those of the k largest
+  // sigmoid(logit) + bias (DeepSeek-AI 2024, section 2.1.2). All times `scale`. logits: [rows,
+  // experts], up to kMaxExperts; ids: [rows, k], whole numbers; weights: [rows, k]; all f32.
+  virtual void Route(Tensor logits, const Routing& routing, Tensor ids, Tensor weights) = 0;
 
   // out[i] = sum of weights[i][j] * x[places[i * k + j]] over ascending j, from 0 on by fma; added
   // to out if `accumulate`. x: [*, cols]; weights: [rows, k]; places: [rows * k] host; out: [rows,
@@ -406,8 +418,8 @@ inline constexpr int64_t kAttentionBlock = 64;
   X(Relu, (Tensor x, Tensor out), (x, out))                                                        \
   X(SoftCap, (Tensor x, float cap, Tensor out), (x, cap, out))                                     \
   X(Xielu, (Tensor x, const XieluScales& s, Tensor out), (x, s, out))                              \
-  X(Route, (Tensor logits, bool normalize, Tensor ids, Tensor weights),                            \
-    (logits, normalize, ids, weights))                                                             \
+  X(Route, (Tensor logits, const Routing& routing, Tensor ids, Tensor weights),                    \
+    (logits, routing, ids, weights))                                                               \
   X(Mix, (Tensor x, std::span<const int32_t> places, Tensor weights, bool accumulate, Tensor out), \
     (x, places, weights, accumulate, out))
 // What takes no arithmetic: HostBackend has these.

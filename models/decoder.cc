@@ -70,11 +70,27 @@ absl::Status LayerPass::AddProduct(const Linear& linear, Tensor x, const Norm& b
 }
 
 absl::Status LayerPass::AddExperts(const LayerWeights& w) const {
+  const Routing routing = {.sigmoid = architecture.sigmoid_router,
+                           .normalize = config.normalized_experts,
+                           .scale = static_cast<float>(config.expert_scale),
+                           .bias = Values(w.router_bias)};
   TREADLE_RETURN_IF_ERROR(
-      experts.Route(backend, w.router, config.normalized_experts, ffn_in, adapters, expert_use));
+      experts.Route(backend, w.router, routing, ffn_in, adapters, expert_use));
   experts.Run(backend, w.expert_gate, w.expert_up, w.expert_down, ffn_in);
-  return sums.Sum(ranks, /*accumulate=*/true, hidden,
-                  [&](Tensor rows, bool add) { experts.Mix(backend, add, rows); });
+  const bool shared = w.shared_gate.loaded();
+  if (shared) {
+    // gate = sigmoid(w_s x) silu(W_gate x) * W_up x
+    MatMul(ffn_in, {w.shared_gate.To(gate), w.shared_up.To(up)});
+    backend.SwiGlu(gate, up, gate);
+  }
+  if (w.shared_router.loaded()) {
+    MatMul(ffn_in, {w.shared_router.To(shared_scale)});
+    backend.SigmoidGate(shared_scale, gate, gate);
+  }
+  return sums.Sum(ranks, /*accumulate=*/true, hidden, [&](Tensor rows, bool add) {
+    experts.Mix(backend, add, rows);
+    if (shared) MatMul(gate, {w.shared_down.To(rows, /*accumulate=*/true)});
+  });
 }
 
 absl::Status Decoder::AllocateActivations(const LoadOptions& options) {
@@ -94,11 +110,16 @@ absl::Status Decoder::AllocateActivations(const LoadOptions& options) {
       most([&](const auto& s, const auto&) { return heads_.size() * s.config.head_dim; });
   const int64_t kv_size =
       most([](const auto& s, const auto&) { return s.kv_heads.size() * s.config.head_dim; });
-  const int64_t inner_size = most([](const auto& s, const auto&) { return s.ffn.size(); });
+  const int64_t expert_size = most(
+      [](const auto& s, const auto& w) { return w.router.loaded() ? s.ffn.size() : int64_t{0}; });
+  const int64_t inner_size = most([](const auto& s, const auto& w) {
+    return w.shared_gate.loaded() ? s.shared.size() : s.ffn.size();
+  });
   const auto any = [&](auto asks) { return std::ranges::any_of(layer_weights_, asks); };
   const bool inner = any([](const auto& layer) { return layer.down_type != DType::kF32; });
   const bool fused = any([](const auto& layer) { return layer.qkv.loaded(); });
-  const bool gated = any([](const auto& layer) { return layer.gate.loaded(); });
+  const bool gated =
+      any([](const auto& layer) { return layer.gate.loaded() || layer.shared_gate.loaded(); });
   const bool halves = any([](const auto& layer) { return layer.post_ffn_norm.loaded(); });
   const int64_t freed =
       2 * std::max(inner ? options.max_batch_tokens * inner_size : 0,
@@ -143,7 +164,10 @@ absl::Status Decoder::AllocateActivations(const LoadOptions& options) {
   }
   if (config_.experts > 0) {
     TREADLE_RETURN_IF_ERROR(
-        experts_.Allocate(*activations_, config_, inner_size, options.max_batch_tokens));
+        experts_.Allocate(*activations_, config_, expert_size, options.max_batch_tokens));
+  }
+  if (config_.shared_hidden > 0) {
+    TREADLE_ASSIGN_OR_RETURN(shared_scale_, activations_->Add(1));
   }
   TREADLE_RETURN_IF_ERROR(sums_.Allocate(*activations_, config_.hidden, shard_));
   activation_bytes_ = activations_->bytes();
@@ -164,7 +188,7 @@ KvView Decoder::ViewOf(size_t index, const Batch& batch, const KvPages& kv) cons
 
 LayerPass Decoder::PassOf(size_t index, const KvView& kv, Communicator* ranks, Tensor hidden) {
   const LayerWeights& layer = layer_weights_[index];
-  const auto& [config, kv_heads, ffn] = shapes_[index];
+  const auto& [config, kv_heads, ffn, shared] = shapes_[index];
   const bool apart = kv.window > 0 && config_.local_rope_base > 0;
   const RotaryEmbedding& rotary = apart ? local_rotary_ : rotary_;
   const int64_t rows = hidden.rows;
@@ -172,7 +196,8 @@ LayerPass Decoder::PassOf(size_t index, const KvView& kv, Communicator* ranks, T
   const auto sized = [rows](const Tensor& all, int64_t cols) {
     return all.cols == cols ? all.Rows(0, rows) : DenseTensor(all.data, all.dtype, rows, cols);
   };
-  const Tensor gate = sized(gate_, ffn.size());
+  const int64_t inner = layer.shared_gate.loaded() ? shared.size() : ffn.size();
+  const Tensor gate = sized(gate_, inner);
   const bool rotates =
       architecture_->rotary && config_.Rotates(layers_.begin + static_cast<int64_t>(index));
   const int64_t dim = config.head_dim;
@@ -209,9 +234,10 @@ LayerPass Decoder::PassOf(size_t index, const KvView& kv, Communicator* ranks, T
           .attended = DenseTensor(attended_.data, layer.out_type, rows, heads_.size() * dim),
           .ffn_in = RowsAs(layer.ffn_type, normed_, rows),
           .gate = gate,
-          .up = sized(up_, ffn.size()),
+          .up = sized(up_, inner),
+          .shared_scale = some(shared_scale_),
           .gate_up = layer.gate_up.loaded() ? gate_up_.Rows(0, rows) : Tensor(),
-          .inner = layer.down_type == DType::kF32 ? gate : Freed(layer.down_type, rows, ffn.size()),
+          .inner = layer.down_type == DType::kF32 ? gate : Freed(layer.down_type, rows, inner),
           .half = some(half_),
           .layer_input =
               layer_inputs_.data == nullptr

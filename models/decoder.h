@@ -81,6 +81,9 @@ struct LayerWeights {
   Linear router;                     // [experts, hidden]
   // The gate, up and down of each expert. [experts]
   std::vector<Linear> expert_gate, expert_up, expert_down;
+  Buffer router_bias;                          // [experts] f32
+  Linear shared_router;                        // [1, hidden]
+  Linear shared_gate, shared_up, shared_down;  // as gate, up and down: the expert for all rows
   // The types of the products' inputs.
   DType attention_type, out_type, ffn_type, down_type, head_type = DType::kF32;
 };
@@ -93,6 +96,7 @@ struct LayerShape {
   ModelConfig config;   // ModelConfig::OfLayer
   ShardRange kv_heads;  // of all K/V heads
   ShardRange ffn;       // of all inner features
+  ShardRange shared;    // of those of the expert for all rows
 };
 
 // One iteration's rows in one layer, and what is done with them.
@@ -114,7 +118,8 @@ struct LayerPass {
   Tensor qkv;           // the three side by side, where one matrix makes them
   Tensor attended;      // [num_tokens, heads * head_dim], as the next product reads it
   Tensor ffn_in;        // [num_tokens, hidden], likewise
-  Tensor gate, up;      // [num_tokens, ffn_hidden]
+  Tensor gate, up;      // [num_tokens, ffn_hidden]; with experts, of the one for all rows
+  Tensor shared_scale;  // [num_tokens, 1], of what that one makes
   Tensor gate_up;       // the two side by side, where one matrix makes them
   Tensor inner;         // [num_tokens, ffn_hidden], likewise
   Tensor half;          // [num_tokens, hidden], what is normalized before it is added
@@ -146,7 +151,8 @@ struct LayerPass {
   void RotateAlone(Tensor x, const RotaryTable& by) const;
   // hidden += norm(W x + b), of the sum over all ranks; without a norm where it is not loaded.
   absl::Status AddProduct(const Linear& linear, Tensor x, const Norm& by = {}) const;
-  // hidden += the weighted sum of what experts make of the rows of ffn_in, over all ranks.
+  // hidden += the weighted sum of what experts make of the rows of ffn_in, and what the one for all
+  // rows makes, over all ranks.
   absl::Status AddExperts(const LayerWeights& weights) const;
 };
 
@@ -181,8 +187,9 @@ class Decoder : public Model {
                                LayerWeights& weights);
   absl::Status AllocateStates();
   // This rank's of states: of value heads, and of channels.
-  ShardRange ValueHeads() const;
+  std::vector<ShardRange> ValueHeads() const;
   std::vector<ShardRange> ChannelParts() const;
+  std::vector<ShardRange> StatePartsOf(Extent extent) const;  // empty: all
   absl::Status LoadRotary(const Checkpoint& checkpoint, int64_t max_positions);
   absl::Status LoadSlopes();
   absl::Status LoadScale();
@@ -233,6 +240,7 @@ class Decoder : public Model {
   Tensor attended_;      // [num_tokens, heads * head_dim]
   Tensor gate_, up_;     // [num_tokens, ffn_hidden]
   Tensor gate_up_;       // [num_tokens, 2 * ffn_hidden], instead of the two
+  Tensor shared_scale_;  // [num_tokens, 1]
   Tensor half_;          // [num_tokens, hidden], where halves of layers are normalized
   Tensor layer_inputs_;  // [num_tokens, layers * layer_embedding], where layers have their own
   Tensor state_in_, state_gate_, state_out_, state_beta_, state_decay_;  // as LayerPass'

@@ -62,7 +62,9 @@ absl::Status Decoder::AddFactors(const AdapterFile& file, const AdapterFactors& 
     std::vector<float> part;
     for (int64_t i = 0; i < rank; ++i) {
       const auto begin = a.begin() + i * k;
-      part.insert(part.end(), begin + columns[0].begin, begin + columns[0].end);
+      for (const ShardRange& range : columns) {
+        part.insert(part.end(), begin + range.begin, begin + range.end);
+      }
     }
     a = std::move(part);
   }
@@ -76,9 +78,10 @@ absl::Status Decoder::AddFactors(const AdapterFile& file, const AdapterFactors& 
   };
   const std::vector<ShardRange> rows = PartsOf(row.rows, shape);
   if (row.part == Part::kHead) return add(head(), rows);
-  if (row.rows == Extent::kGatedQueries && config_.gated_attention) {
-    TREADLE_RETURN_IF_ERROR(add(weights->q_gate, {rows[1]}));
-    return add(weights->q, {rows[0]});
+  const bool gated = row.rows == Extent::kGatedQueries && config_.gated_attention;
+  if (gated || row.rows == Extent::kBetaDecay) {  // two layers in one matrix
+    TREADLE_RETURN_IF_ERROR(add(gated ? weights->q_gate : weights->state_decay, {rows[1]}));
+    return add(LinearOf(*weights, row.part, 0), {rows[0]});
   }
   return add(LinearOf(*weights, row.part, factors.expert), rows);
 }

@@ -32,6 +32,10 @@ constexpr std::pair<Part, Linear LayerWeights::*> kLinears[] = {
     {Part::kGateUp, &LayerWeights::gate_up},
     {Part::kDown, &LayerWeights::down},
     {Part::kRouter, &LayerWeights::router},
+    {Part::kSharedRouter, &LayerWeights::shared_router},
+    {Part::kSharedGate, &LayerWeights::shared_gate},
+    {Part::kSharedUp, &LayerWeights::shared_up},
+    {Part::kSharedDown, &LayerWeights::shared_down},
     {Part::kLayerEmbedding, &LayerWeights::layer_embedding},
     {Part::kLayerInputProjection, &LayerWeights::layer_input_projection},
     {Part::kInputGate, &LayerWeights::input_gate},
@@ -104,8 +108,11 @@ absl::Status Decoder::Load(const Checkpoint& checkpoint, const LoadOptions& opti
   vocab_ = PartOf(config_.vocab, 1, shard_);
   heads_ = QueryHeads(config_, shard_);
   const auto shape_of = [&](const ModelConfig& own) {
-    return LayerShape{own, KvHeads(own, shard_),
-                      FfnFeatures(checkpoint, options.weights, shard_, own.ffn_hidden)};
+    const auto features = [&](int64_t all) {
+      return FfnFeatures(checkpoint, options.weights, shard_, all);
+    };
+    return LayerShape{own, KvHeads(own, shard_), features(own.ffn_hidden),
+                      features(own.shared_hidden)};
   };
   const LayerShape whole = shape_of(config_);
   kv_heads_ = whole.kv_heads.size();
@@ -184,6 +191,10 @@ absl::Status Decoder::LoadTensor(WeightLoader& loader, const TensorRow& row,
     TREADLE_ASSIGN_OR_RETURN(weights.sinks, loader.LoadVector(name + ".weight", n, 0, 1, heads_));
     return absl::OkStatus();
   }
+  if (row.part == Part::kRouterBias) {
+    TREADLE_ASSIGN_OR_RETURN(weights.router_bias, loader.LoadVector(name, n));
+    return absl::OkStatus();
+  }
   if (row.bare) return LoadStateVector(loader, checkpoint, row, name, weights);
   if (row.part == Part::kConvolution) {
     return LoadStateVector(loader, checkpoint, row, name + ".weight", weights);
@@ -249,14 +260,16 @@ absl::Status Decoder::LoadTensor(WeightLoader& loader, const TensorRow& row,
       .folder_order = folder_order,
       .transposed = !gguf && InLayer(row.part) && architecture_->hugging_face_transposed,
       .rows = PartsOf(row.rows, shape),
+      .columns = PartsOf(row.columns, shape),
       .lookup_only =
           row.part == Part::kLayerEmbedding ||
           (!InLayer(row.part) && row.part != Part::kLayerInputProjection && !last_stage())};
-  if (const auto columns = PartsOf(row.columns, shape); !columns.empty()) spec.columns = columns[0];
-  if (row.rows == Extent::kGatedQueries && config_.gated_attention) {
-    const std::vector<ShardRange> both = spec.rows;  // queries, gates
+  const bool gated = row.rows == Extent::kGatedQueries && config_.gated_attention;
+  if (gated || row.rows == Extent::kBetaDecay) {  // two layers in one matrix
+    const std::vector<ShardRange> both = spec.rows;
     spec.rows = {both[1]};
-    TREADLE_ASSIGN_OR_RETURN(weights.q_gate, loader.LoadLinear(spec));
+    Linear& second = gated ? weights.q_gate : weights.state_decay;
+    TREADLE_ASSIGN_OR_RETURN(second, loader.LoadLinear(spec));
     spec.rows = {both[0]};
   }
   TREADLE_ASSIGN_OR_RETURN(Linear linear, loader.LoadLinear(spec));
@@ -270,7 +283,7 @@ absl::Status Decoder::LoadTensor(WeightLoader& loader, const TensorRow& row,
 
 // This rank's; empty: all.
 std::vector<ShardRange> Decoder::PartsOf(Extent extent, const LayerShape& shape) const {
-  const auto& [config, kv_heads, ffn] = shape;
+  const auto& [config, kv_heads, ffn, shared] = shape;
   const int64_t dim = config.head_dim;
   const int64_t queries = SizeOf(Extent::kQueries, config), keys = SizeOf(Extent::kKeys, config);
   switch (extent) {
@@ -280,12 +293,6 @@ std::vector<ShardRange> Decoder::PartsOf(Extent extent, const LayerShape& shape)
       return {Features(heads_, dim)};
     case Extent::kGatedQueries:
       return {Features(heads_, dim), Features(heads_, dim, queries)};
-    case Extent::kChannels:
-      return ChannelParts();
-    case Extent::kStateHeads:
-      return {ValueHeads()};
-    case Extent::kStateValues:
-      return {Features(ValueHeads(), config_.state_value_dim)};
     case Extent::kKeys:
       return {Features(kv_heads, dim)};
     case Extent::kFused:
@@ -293,10 +300,12 @@ std::vector<ShardRange> Decoder::PartsOf(Extent extent, const LayerShape& shape)
               Features(kv_heads, dim, queries + keys)};
     case Extent::kInner:
       return {ffn};
+    case Extent::kSharedInner:
+      return {shared};
     case Extent::kGateUp:
       return {ffn, {config.ffn_hidden + ffn.begin, config.ffn_hidden + ffn.end}};
     default:
-      return {};
+      return StatePartsOf(extent);
   }
 }
 

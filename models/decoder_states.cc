@@ -20,44 +20,65 @@ absl::Status LayerPass::AddState(const LayerWeights& w, Tensor x) const {
   return AddProduct(w.state_output, state_out);
 }
 
-ShardRange Decoder::ValueHeads() const {
-  const int64_t group = config_.state_heads / config_.state_key_heads;
-  const ShardRange keys = PartOf(config_.state_key_heads, 1, shard_);
-  return {keys.begin * group, keys.end * group};
+// Value heads that take turns are in as many ranges as a key head has of them.
+std::vector<ShardRange> Decoder::ValueHeads() const {
+  const int64_t all = config_.state_key_heads, group = config_.state_heads / all;
+  const ShardRange keys = PartOf(all, 1, shard_);
+  if (!config_.tiled_states || shard_.size == 1) return {{keys.begin * group, keys.end * group}};
+  std::vector<ShardRange> heads;
+  for (int64_t i = 0; i < group; ++i) heads.push_back({i * all + keys.begin, i * all + keys.end});
+  return heads;
 }
 
 std::vector<ShardRange> Decoder::ChannelParts() const {
-  const ShardRange keys = PartOf(config_.state_key_heads, 1, shard_), heads = ValueHeads();
+  const ShardRange keys = PartOf(config_.state_key_heads, 1, shard_);
   const int64_t dim = config_.state_key_dim, all = config_.state_key_heads * dim;
-  return {{keys.begin * dim, keys.end * dim},
-          {all + keys.begin * dim, all + keys.end * dim},
-          {2 * all + heads.begin * config_.state_value_dim,
-           2 * all + heads.end * config_.state_value_dim}};
+  std::vector<ShardRange> parts = {{keys.begin * dim, keys.end * dim},
+                                   {all + keys.begin * dim, all + keys.end * dim}};
+  for (const ShardRange& heads : ValueHeads()) {
+    parts.push_back({2 * all + heads.begin * config_.state_value_dim,
+                     2 * all + heads.end * config_.state_value_dim});
+  }
+  return parts;
+}
+
+std::vector<ShardRange> Decoder::StatePartsOf(Extent extent) const {
+  if (extent == Extent::kChannels) return ChannelParts();
+  if (extent == Extent::kStateHeads) return ValueHeads();
+  std::vector<ShardRange> parts;
+  if (extent == Extent::kStateValues) {
+    for (const ShardRange& heads : ValueHeads()) {
+      parts.push_back({heads.begin * config_.state_value_dim, heads.end * config_.state_value_dim});
+    }
+  }
+  if (extent == Extent::kBetaDecay) {
+    const ShardRange heads = ValueHeads()[0];
+    parts = {heads, {config_.state_heads + heads.begin, config_.state_heads + heads.end}};
+  }
+  return parts;
 }
 
 absl::Status Decoder::LoadStateVector(WeightLoader& loader, const Checkpoint& checkpoint,
                                       const TensorRow& row, const std::string& name,
                                       LayerWeights& weights) {
-  if (row.part == Part::kDecayBias) {
-    TREADLE_ASSIGN_OR_RETURN(weights.decay_biases,
-                             loader.LoadVector(name, config_.state_heads, 0, 1, ValueHeads()));
-    return absl::OkStatus();
-  }
   const bool rates = row.part == Part::kDecayRate;
   TREADLE_ASSIGN_OR_RETURN(
       const StoredTensor* tensor,
-      rates ? checkpoint.Require(name, {config_.state_heads})
-            : checkpoint.Require(name, {SizeOf(row.rows, config_), config_.conv_taps}));
+      row.part != Part::kConvolution
+          ? checkpoint.Require(name, {config_.state_heads})
+          : checkpoint.Require(name, {SizeOf(row.rows, config_), config_.conv_taps}));
   const std::vector<float> stored = DecodeVector(*tensor);
   std::vector<float> own;
-  if (rates) {
-    const ShardRange heads = ValueHeads();
-    for (int64_t h = heads.begin; h < heads.end; ++h) {
-      const float value = stored[static_cast<size_t>(h)];
-      own.push_back(checkpoint.kind() == Checkpoint::Kind::kGguf ? std::fabs(value)
-                                                                 : std::exp(value));
+  if (row.part != Part::kConvolution) {
+    const bool logarithms = rates && checkpoint.kind() != Checkpoint::Kind::kGguf;
+    for (const ShardRange& heads : ValueHeads()) {
+      for (int64_t h = heads.begin; h < heads.end; ++h) {
+        const float value = stored[static_cast<size_t>(h)];
+        own.push_back(logarithms ? std::exp(value) : rates ? std::fabs(value) : value);
+      }
     }
-    TREADLE_ASSIGN_OR_RETURN(weights.decay_rates, loader.Upload(own));
+    Buffer& vector = rates ? weights.decay_rates : weights.decay_biases;
+    TREADLE_ASSIGN_OR_RETURN(vector, loader.Upload(own));
     return absl::OkStatus();
   }
   for (int64_t tap = 0; tap < config_.conv_taps; ++tap) {

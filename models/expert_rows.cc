@@ -38,14 +38,14 @@ void ExpertRows::MatMul(Backend& backend, Tensor x) {
   if (!adapters_.empty()) adapters_.Add(backend, x, linear_);
 }
 
-absl::Status ExpertRows::Route(Backend& backend, const Linear& router, bool normalize, Tensor x,
-                               AdapterRows& adapters, ExpertUse& use) {
+absl::Status ExpertRows::Route(Backend& backend, const Linear& router, const Routing& routing,
+                               Tensor x, AdapterRows& adapters, ExpertUse& use) {
   const LinearProduct product[] = {router.To(logits_.Rows(0, x.rows))};
   const Projection plain[] = {product[0]};
   backend.MatMul(x, plain);
   if (!adapters.empty()) adapters.Add(backend, x, product);
   ids_.rows = weights_.rows = x.rows;
-  backend.Route(product[0].out, normalize, ids_, weights_);
+  backend.Route(product[0].out, routing, ids_, weights_);
   const auto items = static_cast<size_t>(x.rows * per_row_);
   host_ids_.assign(items, 0);
   TREADLE_RETURN_IF_ERROR(backend.Synchronize());

@@ -29,7 +29,7 @@ class ExpertRows {
 
   // Sends the rows of x [rows, hidden] f32 to their experts, and adds the layer to `use`. Waits for
   // the device, because the host sorts; errors are the device's.
-  absl::Status Route(Backend& backend, const Linear& router, bool normalize, Tensor x,
+  absl::Status Route(Backend& backend, const Linear& router, const Routing& routing, Tensor x,
                      AdapterRows& adapters, ExpertUse& use);
   // The experts' results for the rows: W_down (silu(W_gate x) * W_up x), [experts] of each W, or
   // what Architecture::swiglu_limit says instead.

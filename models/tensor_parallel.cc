@@ -1,5 +1,6 @@
 #include "models/tensor_parallel.h"
 
+#include <algorithm>
 #include <numeric>
 #include <string_view>
 
@@ -24,11 +25,14 @@ Unit UnitOf(Extent what, const Checkpoint& checkpoint, const WeightPlan& weights
   const Architecture& architecture = ArchitectureOf(checkpoint.config());
   for (const StoredTensor& tensor : checkpoint.tensors()) {
     const TensorName name = ParseTensorName(architecture, checkpoint.kind(), tensor.name);
-    if (name.row == nullptr || name.row->columns != what || tensor.shape.size() != 2) continue;
+    if (name.row == nullptr || tensor.shape.size() != 2) continue;
+    const Extent columns =
+        name.row->columns == Extent::kSharedInner ? Extent::kInner : name.row->columns;
+    if (columns != what) continue;
     const QuantizeSpec* to = weights.For(tensor, checkpoint);
     const WeightFormat* format = to != nullptr ? to->format : tensor.format;
-    const int64_t columns = std::lcm(unit.columns, ColumnUnit(*format));
-    if (columns > unit.columns) unit = {columns, &tensor, format};
+    const int64_t multiple = std::lcm(unit.columns, ColumnUnit(*format));
+    if (multiple > unit.columns) unit = {multiple, &tensor, format};
   }
   return unit;
 }
@@ -57,16 +61,18 @@ std::string Obstacle(const ModelConfig& config, const Unit& attention, const Uni
   if (config.attention_every > 0 && config.state_key_heads % size != 0) {
     return Str(config.state_key_heads, " key heads of states cannot be divided by ", size);
   }
-  if (config.tiled_states && config.state_heads > config.state_key_heads) {
-    return "its states' value heads take turns, so that no range of columns is a rank's";
+  // Value heads that take turns are a rank's in ranges of as many as it has key heads.
+  const int64_t range = config.tiled_states ? config.state_key_heads : config.state_heads;
+  if (const int64_t values = range / size * config.state_value_dim; values % states.columns != 0) {
+    return Str(cut(states), ", and a rank would hold ",
+               range < config.state_heads ? "ranges of " : "", values);
   }
-  if (const int64_t values = config.state_heads / size * config.state_value_dim;
-      values % states.columns != 0) {
-    return Str(cut(states), ", and a rank would hold ", values);
-  }
-  if (config.ffn_hidden / ffn.columns < size) {
-    if (ffn.tensor == nullptr) return Str("there are only ", config.ffn_hidden, " inner features");
-    return Str(cut(ffn), ", and there are only ", config.ffn_hidden);
+  int64_t inner = config.ffn_hidden;
+  if (config.shared_hidden > 0) inner = std::min(inner, config.shared_hidden);
+  if (config.dense_layers > 0) inner = std::min(inner, config.dense_hidden);
+  if (inner / ffn.columns < size) {
+    if (ffn.tensor == nullptr) return Str("there are only ", inner, " inner features");
+    return Str(cut(ffn), ", and there are only ", inner);
   }
   if (config.vocab < size) return Str("there are only ", config.vocab, " tokens");
   return "";

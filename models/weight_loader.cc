@@ -35,7 +35,8 @@ absl::StatusOr<std::unique_ptr<PackedMatrix>> WeightLoader::PackPart(MatrixSourc
                                                                      const LinearSpec& spec) {
   whole.of_layer = RoleOf(spec.name + ".weight") == MatrixRole::kLayer;
   const std::vector<int32_t> rows = PartRows(spec);
-  const bool all_columns = spec.columns.size() == 0 || spec.columns.size() == spec.k;
+  const bool all_columns =
+      spec.columns.empty() || (spec.columns.size() == 1 && spec.columns[0].size() == spec.k);
   // Rows as they are stored, in memory of the model's own.
   if (spec.lookup_only && !whole.format->apart() && !whole.transposed && whole.row_order.empty() &&
       all_columns && spec.rows.size() <= 1) {
@@ -49,13 +50,18 @@ absl::StatusOr<std::unique_ptr<PackedMatrix>> WeightLoader::PackPart(MatrixSourc
     return backend_.Pack(whole);
   }
   if (std::ssize(rows) == spec.n && all_columns) return backend_.Pack(whole);
-  const ShardRange columns = all_columns ? ShardRange{0, spec.k} : spec.columns;
-  const auto part = SliceMatrix(whole, rows, columns.begin, columns.end);
-  if (!part.ok()) {
-    return InvalidArgument(checkpoint_.path(), ": tensor '", spec.name,
-                           ".weight': ", std::string(part.status().message()));
+  std::vector<MatrixSlice> parts;
+  for (const ShardRange& columns :
+       all_columns ? std::vector{ShardRange{0, spec.k}} : spec.columns) {
+    auto part = SliceMatrix(whole, rows, columns.begin, columns.end);
+    if (!part.ok()) {
+      return InvalidArgument(checkpoint_.path(), ": tensor '", spec.name,
+                             ".weight': ", std::string(part.status().message()));
+    }
+    parts.push_back(*std::move(part));
   }
-  MatrixSource source = part->source();
+  const MatrixSlice part = JoinColumns(std::move(parts));
+  MatrixSource source = part.source();
   source.of_layer = whole.of_layer;
   return backend_.Pack(source);
 }
@@ -131,7 +137,7 @@ absl::StatusOr<Buffer> WeightLoader::LoadBias(const std::string& name, const Lin
   TREADLE_ASSIGN_OR_RETURN(const StoredTensor* tensor, checkpoint_.Require(name, {spec.n}));
   const std::vector<float> stored = DecodeVector(*tensor);
   Consumed(*tensor);
-  if (spec.columns.size() > 0 && options_.shard.rank > 0) return Buffer();
+  if (!spec.columns.empty() && options_.shard.rank > 0) return Buffer();
   std::vector<float> values;
   for (const int32_t row : PartRows(spec)) {
     values.push_back(stored[spec.row_order.empty() ? row : spec.row_order[row]]);

@@ -38,7 +38,7 @@ class WeightLoader {
     // This rank's part (tensor parallelism); empty: all. Rows are those of the layer, one
     // range after the other. In a layer that is cut by columns, rank 0 has the bias.
     std::vector<ShardRange> rows = {};
-    ShardRange columns = {};
+    std::vector<ShardRange> columns = {};
     // Nothing is multiplied with it: rows are looked up, as they are stored where the backend can.
     bool lookup_only = false;
   };

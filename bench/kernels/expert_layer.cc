@@ -76,8 +76,8 @@ absl::StatusOr<ExpertLayer::Call> ExpertLayer::Run(int64_t rows) {
   next_ = (next_ + rows) % kInputs;
   ExpertUse use;
   const auto begin = Clock::now();
-  TREADLE_RETURN_IF_ERROR(
-      rows_.Route(backend_, router_, config_.normalized_experts, x, adapters_, use));
+  const Routing routing = {.normalize = config_.normalized_experts};
+  TREADLE_RETURN_IF_ERROR(rows_.Route(backend_, router_, routing, x, adapters_, use));
   rows_.Run(backend_, gate_, up_, down_, x);
   rows_.Mix(backend_, /*accumulate=*/true, output_.Rows(0, rows));
   TREADLE_RETURN_IF_ERROR(backend_.Synchronize());

@@ -87,7 +87,7 @@ class Twins {
   T Of(T argument) {
     static_assert(std::is_arithmetic_v<T> || std::is_same_v<T, const float*> ||
                   std::is_same_v<T, const RotaryTable*> || std::is_same_v<T, XieluScales> ||
-                  std::is_same_v<T, std::span<const int32_t>> ||
+                  std::is_same_v<T, Routing> || std::is_same_v<T, std::span<const int32_t>> ||
                   std::is_same_v<T, std::span<const SampleRow>>);
     return argument;
   }

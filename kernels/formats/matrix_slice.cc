@@ -125,4 +125,24 @@ absl::StatusOr<MatrixSlice> SliceMatrix(const MatrixSource& source, std::span<co
   return slice;
 }
 
+MatrixSlice JoinColumns(std::vector<MatrixSlice> slices) {
+  if (slices.size() == 1) return std::move(slices[0]);
+  MatrixSlice joined = {.format = slices[0].format, .n = slices[0].n, .k = 0};
+  if (joined.format->apart()) joined.format = FindWeightFormat("f32");
+  for (const MatrixSlice& slice : slices) joined.k += slice.k;
+  std::vector<float> values(static_cast<size_t>(joined.k));
+  for (int64_t row = 0; row < joined.n; ++row) {
+    for (const MatrixSlice& slice : slices) {
+      const auto bytes = static_cast<size_t>(joined.format->RowBytes(slice.k));
+      const std::byte* from = slice.data.data() + static_cast<size_t>(row) * bytes;
+      if (slice.format->apart()) {
+        DecodeSourceRow(slice.source(), row, values.data());
+        from = reinterpret_cast<const std::byte*>(values.data());
+      }
+      joined.data.insert(joined.data.end(), from, from + bytes);
+    }
+  }
+  return joined;
+}
+
 }  // namespace treadle

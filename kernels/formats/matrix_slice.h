@@ -7,6 +7,8 @@
 // of an LLM.int8() matrix keeps the scales of whole rows; its product quantizes its own part of the
 // activations, with that part's own absmax (finer than the whole row's).
 //
+// Columns in several ranges are cut apart and joined; in apart formats they then become floats.
+//
 // Thread safety: pure functions.
 #pragma once
 
@@ -29,5 +31,9 @@ inline int64_t ColumnUnit(const WeightFormat& format) { return format.apart() ? 
 // not in it, or are not whole blocks (the error names the block).
 absl::StatusOr<MatrixSlice> SliceMatrix(const MatrixSource& source, std::span<const int32_t> rows,
                                         int64_t begin, int64_t end);
+
+// The columns of the first, behind them those of the second, and so on, of slices with the same
+// rows and format.
+MatrixSlice JoinColumns(std::vector<MatrixSlice> slices);
 
 }  // namespace treadle

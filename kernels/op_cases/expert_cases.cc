@@ -9,7 +9,8 @@ namespace {
 
 void Add(std::vector<OpCase>& cases, OpCase c) {
   c.name = Str(Name(c.op), "/", c.chosen, "x", c.cols, c.normalize ? "/normalize" : "",
-               c.accumulate ? "/add" : "", "/rows=", c.rows);
+               c.sigmoid ? "/sigmoid" : "", c.bias ? "/bias" : "", c.accumulate ? "/add" : "",
+               "/rows=", c.rows);
   cases.push_back(std::move(c));
 }
 
@@ -23,6 +24,13 @@ void AddRoutes(std::vector<OpCase>& cases) {
                     .cols = experts,
                     .chosen = chosen,
                     .normalize = normalize});
+        Add(cases, {.op = Op::kRoute,
+                    .rows = rows,
+                    .cols = experts,
+                    .bias = normalize,
+                    .chosen = chosen,
+                    .normalize = normalize,
+                    .sigmoid = true});
       }
     }
   }
@@ -35,16 +43,23 @@ void PrepareRoute(OpRun& run, uint64_t seed) {
   GuardedTensor& logits = run.Add("logits", Role::kInput, c.rows, c.cols);
   GuardedTensor& ids = run.Add("ids", Role::kOutput, c.rows, c.chosen);
   GuardedTensor& weights = run.Add("weights", Role::kOutput, c.rows, c.chosen);
+  GuardedTensor* bias = nullptr;
+  if (c.bias) bias = &run.Add("bias", Role::kInput, 1, c.cols);
   Random random(seed);
-  // One row in three has ties.
+  // One row in three has ties, of experts with biases in steps.
+  if (c.bias) bias->Fill([&] { return std::round(4 * random.Normal()) / 16; });
   for (int64_t row = 0; row < c.rows; ++row) {
     for (int64_t i = 0; i < c.cols; ++i) {
-      const float x = 3 * random.Normal();
+      const float x = (c.bias ? 1 : 3) * random.Normal();
       logits.Row(row)[i] = row % 3 == 1 ? std::round(x) : x;
     }
   }
-  run.call = [&run, &c, &logits, &ids, &weights](int64_t begin, int64_t count) {
-    run.backend().Route(logits.Rows(begin, count), c.normalize, ids.Rows(begin, count),
+  run.call = [&run, &c, &logits, &ids, &weights, bias](int64_t begin, int64_t count) {
+    const Routing routing = {.sigmoid = c.sigmoid,
+                             .normalize = c.normalize,
+                             .scale = c.sigmoid ? 2.5f : 1.0f,
+                             .bias = bias == nullptr ? nullptr : bias->view().Row<float>(0)};
+    run.backend().Route(logits.Rows(begin, count), routing, ids.Rows(begin, count),
                         weights.Rows(begin, count));
   };
   run.bytes_moved = logits.bytes() + ids.bytes() + weights.bytes();

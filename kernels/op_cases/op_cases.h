@@ -52,7 +52,7 @@ struct OpCase {
   // Embed, MatMul
   const WeightFormat* format = nullptr;
   std::vector<int64_t> outputs = {};  // MatMul: n of each projection; Embed: {table rows}
-  bool bias = false;                  // LayerNorm too
+  bool bias = false;                  // LayerNorm and Route too
   bool accumulate = false;            // RmsNorm too
   bool row_order = false;             // the source's rows are permuted
   bool transposed = false;            // the source is [k, n] (dense formats)
@@ -67,6 +67,7 @@ struct OpCase {
 
   int64_t chosen = 0;      // Route, Mix: experts of a row; SigmoidGate: 1 if it has one gate
   bool normalize = false;  // Route
+  bool sigmoid = false;    // likewise
 
   // RotateAndStoreKv, Attention, CopyPages; with states: Convolve, GatedDelta
   int64_t heads = 0;

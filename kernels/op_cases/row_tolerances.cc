@@ -132,8 +132,8 @@ void TolerantReference::Relu(Tensor x, Tensor out) {
 
 // The ids are what they are. Each weight: a difference, exp of it, a sum, and a quotient, where the
 // difference of logits of this size brings the most.
-void TolerantReference::Route(Tensor logits, bool normalize, Tensor ids, Tensor weights) {
-  below().Route(logits, normalize, ids, weights);
+void TolerantReference::Route(Tensor logits, const Routing& routing, Tensor ids, Tensor weights) {
+  below().Route(logits, routing, ids, weights);
   Begin();
   Writes(ids, "experts");
   float* error = Writes(weights, "weights");

@@ -58,10 +58,15 @@ enum class Part {
   kUp,
   kDown,
   kGateUp,
-  kRouter,  // whose logits say which experts a row goes to
+  kRouter,      // whose logits say which experts a row goes to
+  kRouterBias,  // Routing::bias
   kExpertGate,
   kExpertUp,
   kExpertDown,
+  kSharedRouter,  // whose logit's sigmoid multiplies the expert for all rows
+  kSharedGate,    // of that expert
+  kSharedUp,
+  kSharedDown,
   kPostFfnNorm,      // of what is added
   kInputGate,        // of the layer's own embedding
   kInputProjection,  // of what the gate lets pass
@@ -112,9 +117,11 @@ enum class Extent {
   kKeys,          // or values
   kFused,         // queries, keys and values
   kStateHeads,    // value heads of a state
+  kBetaDecay,     // of each key head a beta of each of its value heads, then their decays
   kStateValues,   // their features
   kChannels,      // queries, keys and values of a state
   kInner,         // features of the feed-forward network, or of an expert
+  kSharedInner,   // features of the expert for all rows
   kGateUp         // the gate's, then as many of what it gates
 };
 int64_t SizeOf(Extent extent, const ModelConfig& config);
@@ -139,6 +146,10 @@ struct TensorRow {
   bool (*in_layer)(const ModelConfig&, int64_t layer) = nullptr;  // null: of all layers of its kind
   bool bare = false;  // its names are whole: ".weight" is not in them
 };
+
+// How folders keep the experts of a layer: apart, or all in one tensor (fused_experts.h), with the
+// rows of an expert's gate and up by turns, or first those of the gate.
+enum class FusedExperts { kNever, kByTurns, kByHalves };
 
 enum class NormKind { kRms, kLayer };  // the second has biases
 
@@ -223,10 +234,16 @@ struct Architecture {
   int64_t position_offset = 0;  // the table of positions begins with so many that no token has
   std::string_view gguf_second_norm = {};  // a model that lacks it has one norm a layer
   bool gguf_elsewhere = true;              // llama.cpp reads GGUF files of it
-  bool experts = false;                    // in every layer
-  float swiglu_limit = 0;                  // of experts (Backend::ClampedSwiGlu); 0: SwiGLU
-  // Folders keep all experts of a layer in one tensor (fused_experts.h).
-  bool hugging_face_fused_experts = false;
+  bool experts = false;                    // in every layer, or but for the first ones:
+  bool dense_first = false;                // ModelConfig::dense_layers
+  bool shared_expert = false;              // beside them (ModelConfig::shared_hidden)
+  bool sigmoid_router = false;             // Routing::sigmoid
+  bool unnormalized_experts = false;  // no ModelConfig::normalized_experts, where a file is silent
+  float swiglu_limit = 0;             // of experts (Backend::ClampedSwiGlu); 0: SwiGLU
+  FusedExperts hugging_face_experts = FusedExperts::kNever;
+  bool gguf_tiled_states = false;  // GGUF orders value heads of states as StateLayout::tiled
+  // Folders keep all that states are made of in two matrices, with rows by key heads.
+  bool hugging_face_fused_states = false;
   // Folders keep the rows of a layer's gate, then those of what it gates, in one matrix.
   std::string_view hugging_face_gate_up = {};
   bool yarn_truncates = true;       // Yarn::truncate, which no key of GGUF says that others read

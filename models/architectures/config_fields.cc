@@ -28,6 +28,13 @@ constexpr bool (*kMultipliers)(const Architecture&) = [](const Architecture& a) 
 };
 constexpr bool (*kStates)(const Architecture&) = [](const Architecture& a) { return a.states; };
 constexpr bool (*kExperts)(const Architecture&) = [](const Architecture& a) { return a.experts; };
+constexpr bool (*kShared)(const Architecture&) = [](const Architecture& a) {
+  return a.shared_expert;
+};
+constexpr bool (*kDense)(const Architecture&) = [](const Architecture& a) { return a.dense_first; };
+constexpr bool (*kSigmoid)(const Architecture&) = [](const Architecture& a) {
+  return a.sigmoid_router;
+};
 
 // Families that say in config.json whether halves of a layer follow each other.
 constexpr bool (*kSequential)(const Architecture&) = [](const Architecture& a) {
@@ -70,6 +77,7 @@ constexpr ConfigField<C> kModel[] = {
     {"tied_head", &C::tied_head},
     {"qkv_bias", &C::qkv_bias},
     {"output_bias", &C::output_bias},
+    {"head_norms", &C::head_norms},
     {"parallel_residual", &C::parallel_residual, nullptr, 0, 0, nullptr, "use_parallel_residual",
      kSequential},
     {"layer_norms", &C::layer_norms, "norms of a layer", 1, 2},
@@ -93,7 +101,15 @@ constexpr ConfigField<C> kModel[] = {
     {"experts_per_token", &C::experts_per_token, "experts per token", 1, 1 << 12,
      "num_experts_per_tok", "expert_used_count", kExperts},
     {"normalized_experts", &C::normalized_experts, nullptr, 0, 0, nullptr, "expert_weights_norm",
-     kExperts},
+     kExperts, [](const C& c) { return int64_t{!ArchitectureOf(c).unnormalized_experts}; }},
+    {"expert_scale", &C::expert_scale, "scale of experts' weights", kSmallest, kLargest,
+     "routed_scaling_factor", "expert_weights_scale", kSigmoid},
+    {"shared_hidden", &C::shared_hidden, "feed-forward size of the shared expert", 0, 1 << 22,
+     "shared_expert_intermediate_size", "expert_shared_feed_forward_length", kShared},
+    {"dense_layers", &C::dense_layers, "layers without experts", 0, 1 << 12,
+     "first_k_dense_replace", "leading_dense_block_count", kDense},
+    {"dense_hidden", &C::dense_hidden, "feed-forward size of layers without experts", 1, 1 << 22,
+     "intermediate_size", nullptr, kDense},
     {"attention_every", &C::attention_every, "layers per one that attends", 2, 1 << 12,
      "full_attention_interval", "full_attention_interval", kStates,
      [](const C& c) { return int64_t{ArchitectureOf(c).states ? 4 : 0}; }},
@@ -163,7 +179,7 @@ consteval size_t CountMembers(std::index_sequence<index...>) {
   }
 }
 template <typename Struct>
-constexpr size_t kMembers = CountMembers<Struct>(std::make_index_sequence<64>());
+constexpr size_t kMembers = CountMembers<Struct>(std::make_index_sequence<96>());
 constexpr size_t kObjects = 3;  // of ModelConfig: those below
 static_assert(std::size(kModel) + kObjects == kMembers<ModelConfig>);
 static_assert(std::size(kRopeScaling) == kMembers<RopeScaling>);

@@ -10,11 +10,11 @@
 namespace treadle {
 
 inline constexpr auto kGptOssTensors = [] {
-  constexpr auto kOthers = WithExperts("mlp.router", "mlp.experts.*.gate_proj",
-                                       "mlp.experts.*.up_proj", "mlp.experts.*.down_proj");
+  constexpr auto kOthers = kQwen3MoeTensors;
   std::array<TensorRow, std::size(kOthers) + 1> rows = {};
   std::ranges::copy(kOthers, rows.begin());
   for (TensorRow& row : rows) {
+    if (row.part == Part::kRouter) row.hugging_face = "mlp.router";
     if (row.part == Part::kFfnNorm) row.gguf = "post_attention_norm";
     if (row.part == Part::kRouter || InExperts(row.part)) row.bias = kQkvBias;  // all or none
   }
@@ -44,7 +44,7 @@ inline constexpr Architecture kGptOss = {.name = "gpt-oss",
                                                          .model_type = "gpt_oss"},
                                          .experts = true,
                                          .swiglu_limit = 7,
-                                         .hugging_face_fused_experts = true,
+                                         .hugging_face_experts = FusedExperts::kByTurns,
                                          .yarn_truncates = false};
 
 }  // namespace treadle

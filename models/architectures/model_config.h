@@ -70,6 +70,7 @@ struct ModelConfig {
   float norm_epsilon = 1e-5f;
   bool tied_head = false;
   bool qkv_bias = false;     // of the products that make Q, K and V
+  bool head_norms = true;    // of Q and K, in a family whose models may lack them
   bool output_bias = false;  // of the attention's output
   // For architectures that may do otherwise (GPT-NeoX, Falcon).
   bool parallel_residual = true;  // both halves of a layer read what the layer was given
@@ -105,6 +106,11 @@ struct ModelConfig {
   int64_t experts = 0;
   int64_t experts_per_token = 0;
   bool normalized_experts = true;  // weights are a softmax over those chosen; else over all
+  double expert_scale = 1;         // of the weights of a row's experts (Routing::scale)
+  int64_t shared_hidden = 0;       // inner features of an expert for all rows; 0: there is none
+  int64_t dense_layers = 0;        // the first ones, which have a network for all rows instead
+  int64_t dense_hidden = 0;        // its inner features
+  bool Mixes(int64_t layer) const { return experts > 0 && layer >= dense_layers; }
 
   // Layers that keep a state of fixed size instead of K and V (kernels/state_layout.h): all but the
   // last of every so many. 0: none does.
@@ -174,6 +180,7 @@ struct ModelConfig {
     own.kv_heads = KvHeads(Local(layer));
     if (own.head_dim != head_dim) own.rope_dim = own.head_dim;
     if (wide_shared_layers && !HasKv(layer)) own.ffn_hidden *= 2;
+    if (experts > 0 && !Mixes(layer)) own.ffn_hidden = dense_hidden;
     return own;
   }
 

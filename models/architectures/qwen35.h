@@ -1,11 +1,11 @@
-// Qwen 3.5 and 3.6 (the dense models' text): three of four layers keep a state by the gated delta
-// rule (Backend::GatedDelta) and read it through a norm and a gate; every fourth attends, with a
-// gate on what each head sees. Norms' gains count from 1 in folders.
+// Qwen 3.5 and 3.6 (their text), and Qwen3-Next: three of four layers keep a state by the gated
+// delta rule (Backend::GatedDelta) and read it through a norm and a gate; every fourth attends,
+// with a gate on what each head sees. Norms' gains count from 1 in folders.
 //
 // Thread safety: constants.
 #pragma once
 
-#include "models/architectures/llama.h"
+#include "models/architectures/experts.h"
 
 namespace treadle {
 
@@ -58,6 +58,67 @@ inline constexpr Architecture kQwen35 = {.name = "qwen35",
                                                          .model_type = "qwen3_5_text",
                                                          .rotary_share = "partial_rotary_factor",
                                                          .default_rotary_share = 0.25},
-                                         .hugging_face_gain = 1};
+                                         .hugging_face_gain = 1,
+                                         .gguf_tiled_states = true};
+
+// Their mixtures of experts.
+inline constexpr auto kQwen35MoeTensors =
+    Joined(Joined(WithoutFfn(kQwen35Tensors), kQwenExperts), kSharedExpert);
+inline constexpr JsonField kQwen35MoeOwn[] = {
+    {.name = "num_experts", .member = &ModelConfig::experts, .also = "num_local_experts"},
+    {"moe_intermediate_size", &ModelConfig::ffn_hidden}};
+inline constexpr std::string_view kQwen35MoeClasses[] = {"Qwen3_5MoeForCausalLM",
+                                                         "Qwen3_5MoeForConditionalGeneration"};
+
+inline constexpr Architecture kQwen35Moe = {.name = "qwen35moe",
+                                            .layer = LlamaLayer,
+                                            .tensors = kQwen35MoeTensors,
+                                            .qk_norm = true,
+                                            .states = true,
+                                            .gated_attention = true,
+                                            .config_json = {.classes = kQwen35MoeClasses,
+                                                            .own = kQwen35MoeOwn,
+                                                            .fixed = kQwen35Fixed,
+                                                            .model_type = "qwen3_5_moe_text",
+                                                            .rotary_share = "partial_rotary_factor",
+                                                            .default_rotary_share = 0.25},
+                                            .hugging_face_gain = 1,
+                                            .experts = true,
+                                            .shared_expert = true,
+                                            .hugging_face_experts = FusedExperts::kByHalves,
+                                            .gguf_tiled_states = true};
+
+// Qwen3-Next: what makes betas and decays is one matrix.
+inline constexpr auto kQwen3NextTensors = [] {
+  std::array<TensorRow, std::size(kQwen35MoeTensors) - 1> rows = {};
+  std::ranges::copy_if(kQwen35MoeTensors, rows.begin(),
+                       [](const TensorRow& row) { return row.part != Part::kStateDecay; });
+  for (TensorRow& row : rows) {
+    if (row.part != Part::kStateBeta) continue;
+    row = {Part::kStateBeta, "ssm_ba", "linear_attn.in_proj_ba", Extent::kBetaDecay,
+           Extent::kHidden};
+  }
+  return rows;
+}();
+inline constexpr JsonField kQwen3NextOwn[] = {
+    kQwen35MoeOwn[0], kQwen35MoeOwn[1], {"norm_topk_prob", &ModelConfig::normalized_experts}};
+inline constexpr std::string_view kQwen3NextClasses[] = {"Qwen3NextForCausalLM"};
+
+inline constexpr Architecture kQwen3Next = {.name = "qwen3next",
+                                            .layer = LlamaLayer,
+                                            .tensors = kQwen3NextTensors,
+                                            .qk_norm = true,
+                                            .states = true,
+                                            .gated_attention = true,
+                                            .config_json = {.classes = kQwen3NextClasses,
+                                                            .own = kQwen3NextOwn,
+                                                            .fixed = kQwen3MoeFixed,
+                                                            .model_type = "qwen3_next",
+                                                            .rotary_share = "partial_rotary_factor",
+                                                            .default_rotary_share = 0.25},
+                                            .hugging_face_gain = 1,
+                                            .experts = true,
+                                            .shared_expert = true,
+                                            .hugging_face_fused_states = true};
 
 }  // namespace treadle

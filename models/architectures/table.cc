@@ -31,9 +31,10 @@ namespace treadle {
 namespace {
 
 constexpr Architecture kArchitectures[] = {
-    kLlama, kGpt2,    kQwen2,    kQwen3,   kGptNeoX,    kOpt,     kFalcon,   kPhi3,  kGemma3,
-    kBloom, kMixtral, kQwen3Moe, kGptOss,  kSmolLm3,    kGranite, kGranite4, kOlmo2, kSeedOss,
-    kGlm4,  kExaone4, kErnie45,  kHunyuan, kMinistral3, kGemma4,  kApertus,  kQwen35};
+    kLlama,   kGpt2,    kQwen2,    kQwen3,     kGptNeoX,   kOpt,     kFalcon,     kPhi3,
+    kGemma3,  kBloom,   kMixtral,  kQwen3Moe,  kGptOss,    kSmolLm3, kGranite,    kGranite4,
+    kOlmo2,   kSeedOss, kGlm4,     kExaone4,   kErnie45,   kHunyuan, kMinistral3, kGemma4,
+    kApertus, kQwen35,  kQwen2Moe, kQwen35Moe, kQwen3Next, kGlm4Moe, kMiniMaxM2};
 
 constexpr std::string_view kGgufLayers = "blk.";
 
@@ -125,6 +126,10 @@ int64_t SizeOf(Extent extent, const ModelConfig& config) {
       return config.ffn_hidden;
     case Extent::kGateUp:
       return 2 * config.ffn_hidden;
+    case Extent::kSharedInner:
+      return config.shared_hidden;
+    case Extent::kBetaDecay:
+      return 2 * config.state_heads;
     case Extent::kGatedQueries:
       return (config.gated_attention ? 2 : 1) * queries;
     case Extent::kStateValueDim:
@@ -250,6 +255,18 @@ std::vector<int32_t> GatesLast(const ModelConfig& config) {
   return order;
 }
 
+// Every value head's beta, then their decays: in files each key head has its own of both.
+std::vector<int32_t> DecaysLast(const ModelConfig& config) {
+  std::vector<int32_t> order;
+  const int64_t group = config.state_heads / config.state_key_heads;
+  for (const int64_t what : {0, 1}) {
+    for (int64_t head = 0; head < config.state_heads; ++head) {
+      order.push_back(static_cast<int32_t>((2 * (head / group) + what) * group + head % group));
+    }
+  }
+  return order;
+}
+
 }  // namespace
 
 std::vector<int32_t> FileRowOrder(const TensorRow& row, const ModelConfig& config, Container kind) {
@@ -260,6 +277,7 @@ std::vector<int32_t> FileRowOrder(const TensorRow& row, const ModelConfig& confi
     return RowsByHeads(config);
   }
   if (row.rows == Extent::kGatedQueries && config.gated_attention) return GatesLast(config);
+  if (row.rows == Extent::kBetaDecay) return DecaysLast(config);
   const bool pairs = folder ? architecture.hugging_face_pairs : architecture.gguf_pairs;
   if (!pairs || (row.part != Part::kQ && row.part != Part::kK)) return order;
   const int64_t half = config.rope_dim / 2;

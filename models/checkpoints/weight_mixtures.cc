@@ -89,6 +89,7 @@ std::string_view FormatIn(const Mixture& mixture, const ModelConfig& config, Par
       return mixture.attention_output.empty() ? mixture.base : mixture.attention_output;
     case Part::kDown:
     case Part::kExpertDown:
+    case Part::kSharedDown:
       return FormatAt(mixture, mixture.contraction, layer, config.layers);
     default:
       return mixture.base;

@@ -13,11 +13,10 @@
 namespace treadle {
 namespace {
 
-constexpr std::pair<Part, MatrixRole> kRoles[] = {{Part::kEmbedding, MatrixRole::kEmbedding},
-                                                  {Part::kPositions, MatrixRole::kPositions},
-                                                  {Part::kHead, MatrixRole::kHead},
-                                                  {Part::kRouter, MatrixRole::kRouter},
-                                                  {Part::kConvolution, MatrixRole::kConvolution}};
+constexpr std::pair<Part, MatrixRole> kRoles[] = {
+    {Part::kEmbedding, MatrixRole::kEmbedding}, {Part::kPositions, MatrixRole::kPositions},
+    {Part::kHead, MatrixRole::kHead},           {Part::kRouter, MatrixRole::kRouter},
+    {Part::kSharedRouter, MatrixRole::kRouter}, {Part::kConvolution, MatrixRole::kConvolution}};
 
 }  // namespace
 

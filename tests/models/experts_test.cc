@@ -2,9 +2,13 @@
 #include "models/architectures/experts.h"
 
 #include <cmath>
+#include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "kernels/cpu/cpu_backend.h"
+#include "models/architectures/glm4.h"
+#include "models/architectures/qwen35.h"
 #include "models/checkpoints/gguf/gguf_file.h"
 #include "tests/models/checkpoints/quantize_case.h"
 #include "tests/models/checkpoints/safetensors_file.h"
@@ -29,7 +33,8 @@ std::unique_ptr<Backend> Cpu(ComputeMode compute, int threads) {
 TEST_F(Experts, ARowsResultIsItsOwn) {
   std::vector<int32_t> ids;
   for (int32_t i = 0; i < 60; ++i) ids.push_back(i * i * 31 % TinyVocabulary());
-  for (const Architecture* architecture : {&kMixtral, &kQwen3Moe}) {
+  for (const Architecture* architecture :
+       {&kMixtral, &kQwen3Moe, &kQwen2Moe, &kQwen35Moe, &kQwen3Next, &kGlm4Moe, &kMiniMaxM2}) {
     const auto checkpoint = Checkpoint::Open(TinyGguf(*architecture, Options(true)));
     ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
     for (const auto& [compute, weights] : {std::pair(ComputeMode::kExact, "nf4"),
@@ -58,7 +63,7 @@ TEST(Route, SendsNaNToExperts) {
       float logits[3][4] = {{NAN, NAN, NAN, NAN}, {1, NAN, 3, 3}, {-INFINITY, 2, INFINITY, NAN}};
       float ids[3][4], weights[3][4];
       const auto rows = [](auto& values) { return DenseTensor(values, DType::kF32, 3, 4); };
-      backend->Route(rows(logits), normalize, rows(ids), rows(weights));
+      backend->Route(rows(logits), {.normalize = normalize}, rows(ids), rows(weights));
       EXPECT_THAT(ids[0], ElementsAre(0, 1, 2, 3)) << backend->name();
       EXPECT_THAT(ids[1], ElementsAre(2, 3, 0, 1)) << backend->name();
       EXPECT_THAT(ids[2], ElementsAre(2, 1, 0, 3)) << backend->name();
@@ -149,6 +154,50 @@ TEST_F(Experts, NumbersThatDoNotFitAFolderAreRefused) {
   // What nobody could say in a .gguf file.
   ExpectRefused(Make(folder, Path("out.gguf"), "keep").status(), folder,
                 "'blk.1.ffn_up_exps.3.weight' comes where that of expert 2 is expected");
+}
+
+// A copy of a checkpoint of tests/testdata, as `change` leaves its config.json.
+std::string Changed(const std::string& name, const std::string& out, const Json& change) {
+  const std::string in = Str(TREADLE_TESTDATA "/models/", name);
+  std::filesystem::copy(
+      in, out,
+      std::filesystem::copy_options::recursive | std::filesystem::copy_options::overwrite_existing);
+  Json config = Json::parse(std::ifstream(in + "/config.json"));
+  config.update(change);
+  std::ofstream(out + "/config.json") << config;
+  return out;
+}
+
+// Layers behind those that the model has are of a head that guesses; the rest is read.
+TEST_F(Experts, LayersBehindTheModelsAreLeftAside) {
+  const std::string folder = Changed("glm4moe", folder_.Folder("in"), {{"num_hidden_layers", 2}});
+  const auto checkpoint = Checkpoint::Open(folder);
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  EXPECT_THAT((*checkpoint)->left_aside(), ElementsAre("layers.2"));
+  EXPECT_EQ(Load(folder), absl::OkStatus());
+  ExpectSameBits(folder, ".gguf", "keep");
+}
+
+TEST_F(Experts, RoutersThatAreNotComputedAreRefused) {
+  for (const auto& [change, message] :
+       {std::pair(Json{{"n_group", 2}}, "n_group is 2, expected 1"),
+        {Json{{"n_shared_experts", 2}}, "n_shared_experts is 2, expected 1"},
+        {Json{{"routed_scaling_factor", 0}}, "routed_scaling_factor is 0, expected at least 1e-06"},
+        {Json{{"first_k_dense_replace", 2}},
+         "tensor 'model.layers.1.mlp.gate_proj.weight' is missing"}}) {
+    const std::string folder = Changed("glm4moe", folder_.Folder("in"), change);
+    ExpectRefused(Load(folder), folder, message);
+  }
+  const std::string gguf = TREADLE_TESTDATA "/models/glm4moe/model.gguf";
+  for (const auto& [key, value, message] :
+       {std::tuple("glm4moe.expert_group_count", 4, "expert_group_count is 4, expected 1"),
+        {"glm4moe.expert_gating_func", 1, "expert_gating_func is 1, expected 2"},
+        {"glm4moe.expert_shared_count", 2, "expert_shared_count is 2, expected 1"}}) {
+    std::ifstream in(gguf, std::ios::binary);
+    const std::string bytes((std::istreambuf_iterator<char>(in)), {});
+    Write("changed.gguf", WithNumber(bytes, key, static_cast<uint32_t>(value)));
+    ExpectRefused(Load(Path("changed.gguf")), Path("changed.gguf"), message);
+  }
 }
 
 // As llama.cpp wrote them before it had tensors of all experts, and as it does now.

@@ -14,6 +14,7 @@
 #include "models/checkpoints/checkpoint.h"
 #include "models/checkpoints/write/quantize_checkpoint.h"
 #include "models/model.h"
+#include "tests/models/checkpoints/quantize_case.h"
 #include "tests/support/test_folder.h"
 
 namespace treadle {
@@ -51,10 +52,21 @@ TEST(StatesTest, TheyAreWrittenAsTheyWereRead) {
   EXPECT_THAT(
       std::string(QuantizeCheckpoint(gguf, folder.path() + "/out", options).status().message()),
       HasSubstr("/out to be a .gguf file"));
-  EXPECT_EQ(QuantizeCheckpoint(gguf, folder.path() + "/out.gguf", options).status(),
-            absl::OkStatus());
-  EXPECT_EQ(QuantizeCheckpoint(kFolder, folder.path() + "/folder", options).status(),
-            absl::OkStatus());
+}
+
+using WrittenStates = QuantizeCheckpointTest;
+
+// Also with experts, which are fused in the first folder and in the last file; and with the rows of
+// all that states are made of in two matrices.
+TEST_F(WrittenStates, ReadBackAsTheSameBits) {
+  for (const char* name : {"qwen35", "qwen35moe", "qwen3next"}) {
+    const std::string in = Str(TREADLE_TESTDATA "/models/", name);
+    for (const char* weights : {"keep", "f16"}) {
+      ExpectSameBits(in, "", weights);
+      ExpectSameBits(in + "/model.gguf", ".gguf", weights);
+    }
+    ExpectSameBits(in, "", "nf4");
+  }
 }
 
 // config.json with one field changed.

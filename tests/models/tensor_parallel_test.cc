@@ -263,6 +263,20 @@ TEST_F(TensorParallel, EveryArchitectureInBothContainers) {
   }
 }
 
+// A rank's value heads are in two ranges of a .gguf file's, and in one of a folder's; those of
+// Qwen3-Next are in one of either. Converted to codes that lie apart, a rank's are floats.
+TEST_F(TensorParallel, ValueHeadsThatTakeTurns) {
+  for (const char* name :
+       {"qwen35moe/model.gguf", "qwen35moe", "qwen3next/model.gguf", "qwen3next"}) {
+    for (const char* weights : {"", "nf4"}) {
+      SCOPED_TRACE(Str(name, " ", weights));
+      const auto checkpoint = Checkpoint::Open(Str(TREADLE_TESTDATA "/models/", name));
+      ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+      ExpectSameAsWhole(**checkpoint, {.weights = weights}, 3);
+    }
+  }
+}
+
 TEST_F(TensorParallel, StoredFormats) {
   for (const char* format : {"f16", "bf16", "q8_0", "q4_1"}) {
     for (const int size : {2, 3}) {

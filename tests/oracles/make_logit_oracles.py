@@ -18,6 +18,7 @@ import struct
 import sys
 
 import numpy as np
+import safetensors.torch
 import torch
 import transformers
 
@@ -27,7 +28,7 @@ GGUF = ["qwen2-window", "qwen3-tied", "gptneox", "falcon-grouped", "phi3-long", 
         "qwen3moe", "gptoss"]  # .gguf files too
 CONVERTED = ["smollm3-tied", "granite", "granite4", "olmo2", "olmo3", "seed-oss", "glm4", "exaone4", "ernie45",
              "hunyuan", "ministral3", "phi4-mini", "gemma4", "gemma4-large", "apertus",
-             "qwen35"]  # these by llama.cpp's converter
+             "qwen35", "qwen2moe", "qwen35moe", "qwen3next", "glm4moe", "minimax-m2"]  # these by llama.cpp's converter
 PROMPT, GREEDY = 9, 20  # tokens that greedy generation begins with, and gives
 LLAMA = dict(vocab_size=VOCAB, hidden_size=30, intermediate_size=53, num_hidden_layers=2,
              num_attention_heads=3, num_key_value_heads=3, max_position_embeddings=96,
@@ -44,6 +45,12 @@ BLOOM = dict(vocab_size=VOCAB, hidden_size=30, n_layer=2, n_head=3, seq_length=9
 LONGROPE = dict(rope_type="longrope", short_factor=[1.0, 1.1, 1.2, 1.3], long_factor=[1.0, 1.5, 2.5, 6.0])
 PHI3 = LLAMA | dict(hidden_size=32, num_attention_heads=4, num_key_value_heads=2, pad_token_id=2)
 EXPERTS = dict(num_experts_per_tok=2)
+MIXTURE = dict(num_experts=7, num_experts_per_tok=3, moe_intermediate_size=19, shared_expert_intermediate_size=23)
+STATES = dict(num_key_value_heads=1, head_dim=16, num_hidden_layers=4, linear_num_key_heads=3,
+              linear_num_value_heads=6, linear_key_head_dim=16, linear_value_head_dim=12, linear_conv_kernel_dim=4,
+              layer_types=["linear_attention", "linear_attention", "full_attention", "linear_attention"])
+GLM4MOE = dict(num_key_value_heads=1, head_dim=12, num_hidden_layers=3, first_k_dense_replace=1, n_routed_experts=7,
+               num_experts_per_tok=3, moe_intermediate_size=19, attention_bias=True, num_mtp_layers=0)
 GPTOSS = LLAMA | EXPERTS | dict(sliding_window=11, num_local_experts=5, layer_types=None)
 YARN = dict(rope_type="yarn", rope_theta=150000.0, factor=8.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
             original_max_position_embeddings=64)
@@ -196,10 +203,21 @@ CASES = {
                                             linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=12,
                                             linear_value_head_dim=20, linear_conv_kernel_dim=3, layer_types=[
                                                 "linear_attention", "full_attention"]), "float32", 40, {}),
+    "qwen2moe": ("Qwen2Moe", LLAMA | MIXTURE | dict(num_key_value_heads=1), "float16", 40, {}),
+    "qwen35moe": ("Qwen3_5Moe", LLAMA | MIXTURE | STATES | dict(pad_token_id=2), "float32", 90, {}),
+    "qwen3next": ("Qwen3Next", LLAMA | MIXTURE | STATES | dict(norm_topk_prob=True), "float32", 90, {}),
+    "glm4moe": ("Glm4Moe", LLAMA | GLM4MOE | dict(use_qk_norm=True, routed_scaling_factor=2.5), "float16", 40, {}),
+    "glm4moe-air": ("Glm4Moe", LLAMA | GLM4MOE | dict(num_hidden_layers=2, tie_word_embeddings=True,
+                                                      attention_bias=False), "bfloat16", 40, {}),
+    "minimax-m2": ("MiniMaxM2", LLAMA | EXPERTS | dict(num_attention_heads=6, num_key_value_heads=2, head_dim=12,
+                                                       num_local_experts=7, rope_parameters=dict(
+        rope_type="default", rope_theta=500.0, partial_rotary_factor=0.5)), "float16", 40, {}),
 }
+
+
 def classes_of(kind):
     """The classes of a configuration and of a model of it."""
-    config = kind + ("Text" if kind.startswith("Gemma") or kind == "Qwen3_5" else "") + "Config"
+    config = kind + ("Text" if kind.startswith(("Gemma", "Qwen3_5")) else "") + "Config"
     return getattr(transformers, config), getattr(transformers, kind + ("LMHeadModel" if kind == "GPT2" else "ForCausalLM"))
 
 
@@ -224,6 +242,8 @@ def randomize(model, generator):
     for name, weight in model.named_buffers():
         if name.endswith("layer_scalar"):
             weight.data = 0.7 + 0.2 * torch.randn(weight.shape, generator=generator)
+        if name.endswith("e_score_correction_bias"):
+            weight.data = 0.2 * torch.randn(weight.shape, generator=generator)
 
 
 def state_in_double(m):
@@ -236,12 +256,19 @@ def state_in_double(m):
 
     def forward(hidden_states, **_):
         x = hidden_states[0]
-        mixed = f.silu(m.conv1d(m.in_proj_qkv(x).T[None])[0].T[:len(x)])
-        q, k, v = mixed.split([m.key_dim, m.key_dim, m.value_dim], -1)
         group = m.num_v_heads // m.num_k_heads
+        if hasattr(m, "in_proj_qkv"):
+            made, gate, beta, decay = m.in_proj_qkv(x), m.in_proj_z(x), m.in_proj_b(x), m.in_proj_a(x)
+        else:  # Qwen3-Next: a key head's after another's
+            values = group * m.head_v_dim
+            parts = m.in_proj_qkvz(x).view(len(x), m.num_k_heads, -1).split([m.head_k_dim] * 2 + [values] * 2, -1)
+            made, gate = torch.cat([part.flatten(1) for part in parts[:3]], -1), parts[3].flatten(1)
+            beta, decay = (part.flatten(1) for part in m.in_proj_ba(x).view(len(x), m.num_k_heads, -1).split(group, -1))
+        mixed = f.silu(m.conv1d(made.T[None])[0].T[:len(x)])
+        q, k, v = mixed.split([m.key_dim, m.key_dim, m.value_dim], -1)
         q, k = (unit(y.view(len(x), m.num_k_heads, -1)).repeat_interleave(group, 1) for y in (q, k))
-        v, beta = v.view(len(x), m.num_v_heads, -1), m.in_proj_b(x).sigmoid()
-        decay = (-m.A_log.exp() * f.softplus(m.in_proj_a(x) + m.dt_bias)).exp()
+        v, beta = v.view(len(x), m.num_v_heads, -1), beta.sigmoid()
+        decay = (-m.A_log.exp() * f.softplus(decay + m.dt_bias)).exp()
         state, out = x.new_zeros(m.num_v_heads, m.head_k_dim, m.head_v_dim), []
         for t in range(len(x)):
             state = state * decay[t][:, None, None]
@@ -250,7 +277,7 @@ def state_in_double(m):
             out.append(torch.einsum("hkv,hk->hv", state, q[t]) / m.head_k_dim**0.5)
         out = torch.stack(out)
         out = m.norm.weight * out * torch.rsqrt(out.pow(2).mean(-1, keepdim=True) + m.norm.variance_epsilon)
-        out = out * f.silu(m.in_proj_z(x).view(out.shape))
+        out = out * f.silu(gate.view(out.shape))
         return m.out_proj(out.flatten(1))[None]
     return forward
 
@@ -261,9 +288,14 @@ def in_double(model):
     for module in model.modules():
         if type(module).__name__.endswith("GatedDeltaNet"):
             module.forward = state_in_double(module)
-        if type(module).__name__.endswith("TopKRouter"):
-            def route(x, m=module):
-                scores = torch.nn.functional.linear(x, m.weight, getattr(m, "bias", None))
+        if type(module).__name__.endswith(("TopKRouter", "TopkRouter")):
+            def route(x, bias=None, m=module):
+                scores = torch.nn.functional.linear(x.flatten(0, -2), m.weight, getattr(m, "bias", None))
+                bias = getattr(m, "e_score_correction_bias", bias)
+                if bias is not None:  # sigmoids
+                    ids = torch.topk(scores.sigmoid() + bias, m.top_k)[1]
+                    weights = scores.sigmoid().gather(1, ids)
+                    return scores, weights / weights.sum(-1, keepdim=True) * getattr(m, "routed_scaling_factor", 1), ids
                 weights, ids = torch.topk(scores.softmax(-1), m.top_k)
                 if getattr(m, "norm_topk_prob", True):
                     weights = weights / weights.sum(-1, keepdim=True)
@@ -272,7 +304,7 @@ def in_double(model):
         if type(module).__name__.endswith("RMSNorm"):
             def forward(x, m=module):
                 gain, epsilon = getattr(m, "weight", 1.0), m.eps if hasattr(m, "eps") else m.variance_epsilon
-                if type(m).__name__.startswith(("Gemma3", "Qwen3_5")):
+                if type(m).__name__.startswith(("Gemma3", "Qwen3_5", "Qwen3Next")):
                     gain = 1 + gain
                 return gain * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + epsilon))
             module.forward = forward
@@ -422,6 +454,7 @@ def convert(folder):
     model = family(pathlib.Path(folder), types.ALL_F32 if config["dtype"] == "float32" else types.MOSTLY_F16,
                    pathlib.Path(folder, "model.gguf"))
     getattr(model, "impl", model).set_vocab = lambda: None
+    model.fuse_gate_up_exps = folder.endswith("qwen3next")  # an option of the converter
     tokens = pathlib.Path(folder, "tokenizer.json")  # which Gemma's counts the tokens of
     tokens.write_text(json.dumps({"model": {"vocab": list(range(VOCAB))}, "added_tokens": []}))
     model.write()
@@ -442,7 +475,9 @@ def small_checkpoints(names):
         model = model_class(config_class(**options, **how)).eval()
         randomize(model, generator)
         model.to(getattr(torch, dtype)).save_pretrained(folder, **save)
-        if kind in ("GraniteMoeHybrid", "Gemma4"):  # as its authors' files say it
+        if kind == "Qwen3_5Moe":  # all experts of a layer in one tensor, as its authors' files have them
+            safetensors.torch.save_file(model.state_dict(), os.path.join(folder, "model.safetensors"), {"format": "pt"})
+        if kind in ("GraniteMoeHybrid", "Gemma4", "MiniMaxM2"):  # as its authors' files say it
             path = os.path.join(folder, "config.json")
             with open(path, encoding="utf-8") as file:
                 text = file.read()
@@ -451,6 +486,10 @@ def small_checkpoints(names):
                 del json_config["per_layer_config"]
                 names_of_global = ("global_head_dim", "num_global_key_value_heads")
                 json_config |= {key: options.get(key) for key in names_of_global}
+                text = json.dumps(json_config, indent=2, sort_keys=True) + "\n"
+            if kind == "MiniMaxM2":
+                json_config = json.loads(text)
+                json_config |= dict(rotary_dim=6, rope_theta=json_config.pop("rope_parameters")["rope_theta"])
                 text = json.dumps(json_config, indent=2, sort_keys=True) + "\n"
             if kind == "GraniteMoeHybrid":
                 text = text.replace('"full_attention"', '"attention"')

@@ -162,6 +162,10 @@ ModelConfig ConfigOf(const Architecture& architecture, const TinyModelOptions& o
   }
   config.experts = architecture.experts ? 5 : 0;
   config.experts_per_token = architecture.experts ? 2 : 0;
+  config.normalized_experts = !architecture.unnormalized_experts;
+  if (architecture.shared_expert) config.shared_hidden = o.ffn_hidden;
+  if (architecture.dense_first) config.dense_layers = 1, config.dense_hidden = 2 * o.ffn_hidden;
+  if (architecture.sigmoid_router) config.expert_scale = 1.5;
   const ConfigJson& json = architecture.config_json;
   config.rope_base = json.default_rope_base;
   config.rope_dim = json.rotary_share != nullptr ? config.head_dim / 2 : config.head_dim;
@@ -361,7 +365,9 @@ absl::StatusOr<std::string> WriteTinyGguf(const Architecture& architecture,
   writer.AddString("general.name", "tiny " + name);
   for (const ConfigField<ModelConfig>& field : FieldsOf<ModelConfig>()) {
     if (field.gguf == nullptr || !field.IsOf(architecture)) continue;
-    const std::string key = prefix + field.gguf;
+    const bool of_experts =
+        architecture.dense_first && std::string_view(field.gguf) == "feed_forward_length";
+    const std::string key = Str(prefix, of_experts ? "expert_" : "", field.gguf);
     VisitMember(field, config, [&]<typename Value>(const Value& value) {
       if constexpr (std::is_same_v<Value, int64_t>) {
         const bool known = field.otherwise != nullptr && field.otherwise(config) == value;
@@ -370,6 +376,9 @@ absl::StatusOr<std::string> WriteTinyGguf(const Architecture& architecture,
         writer.AddF32(key, static_cast<float>(value));
       }
     });
+  }
+  if (architecture.dense_first) {
+    writer.AddU32(prefix + "feed_forward_length", static_cast<uint32_t>(config.dense_hidden));
   }
   if (config.window > 0) {
     writer.AddU32(prefix + "attention.sliding_window", static_cast<uint32_t>(config.window));

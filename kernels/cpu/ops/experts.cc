@@ -1,4 +1,5 @@
 // Route and Mix: which experts a row goes to, and the sum of what they made of it.
+#include "kernels/backend.h"
 #include "kernels/cpu/isa_kernel.h"
 
 namespace treadle {
@@ -10,7 +11,7 @@ struct RouteArguments {
   int64_t rows;
   int64_t experts;
   int64_t chosen;
-  bool normalize;
+  Routing routing;
   float* ids;  // [rows, chosen]
   int64_t ids_stride;
   float* weights;  // [rows, chosen]
@@ -52,6 +53,25 @@ TREADLE_SIMD float SumOfPowers(const float* x, int64_t n, float largest, float* 
   return Sum(sum);
 }
 
+// sums = sigmoid(x) + bias, n values.
+TREADLE_SIMD void AddBias(const float* x, const float* bias, int64_t n, float* sums) {
+  ForEachVec(n, [&](int64_t i, int64_t lanes) {
+    const Vec sigmoid = TimesSigmoid(Broadcast(1.0f), LoadLanes(x + i, lanes));
+    StoreLanes(sums + i, Add(sigmoid, LoadLanes(bias + i, lanes)), lanes);
+  });
+}
+
+// x = sigmoid(x), n values. Returns their sum.
+TREADLE_SIMD float ToSigmoids(float* x, int64_t n) {
+  Vec sum = Zero();
+  ForEachVec(n, [&](int64_t i, int64_t lanes) {
+    const Vec sigmoid = TimesSigmoid(Broadcast(1.0f), LoadLanes(x + i, lanes));
+    sum = Add(sum, Select(FirstLanes(lanes), sigmoid, Zero()));
+    StoreLanes(x + i, sigmoid, lanes);
+  });
+  return Sum(sum);
+}
+
 }  // namespace
 
 void RouteRows(const RouteArguments& a) {
@@ -59,24 +79,36 @@ void RouteRows(const RouteArguments& a) {
     const float* x = a.logits + row * a.logits_stride;
     float* ids = a.ids + row * a.ids_stride;
     float* weights = a.weights + row * a.weights_stride;
+    float sums[kMaxExperts];  // of sigmoids and biases
+    const bool biased = a.routing.sigmoid && a.routing.bias != nullptr;
+    if (biased) AddBias(x, a.routing.bias, a.experts, sums);
+    const float* keys = biased ? sums : x;
     int64_t last = -1;  // the one that was chosen before
     for (int64_t j = 0; j < a.chosen; ++j) {
-      const float bound = last < 0 ? kInfinity : KeyOf(x[last]);
+      const float bound = last < 0 ? kInfinity : KeyOf(keys[last]);
       int64_t best = -1;
       for (int64_t i = 0; i < a.experts; ++i) {
-        const float key = KeyOf(x[i]);
+        const float key = KeyOf(keys[i]);
         const bool left = key < bound || (key == bound && i > last);
-        if (left && (best < 0 || key > KeyOf(x[best]))) best = i;
+        if (left && (best < 0 || key > KeyOf(keys[best]))) best = i;
       }
       ids[j] = static_cast<float>(best);
       weights[j] = x[best];
       last = best;
     }
-    const float largest = weights[0];
-    const float chosen = SumOfPowers(weights, a.chosen, largest, weights);
-    const Vec sum = Broadcast(a.normalize ? chosen : SumOfPowers(x, a.experts, largest, nullptr));
+    float sum;
+    if (a.routing.sigmoid) {
+      sum = ToSigmoids(weights, a.chosen);
+      if (!a.routing.normalize) sum = 1;
+    } else {
+      const float largest = weights[0];
+      sum = SumOfPowers(weights, a.chosen, largest, weights);
+      if (!a.routing.normalize) sum = SumOfPowers(x, a.experts, largest, nullptr);
+    }
+    const Vec scale = Broadcast(a.routing.scale);
     ForEachVec(a.chosen, [&](int64_t i, int64_t lanes) {
-      StoreLanes(weights + i, Div(LoadLanes(weights + i, lanes), sum), lanes);
+      const Vec share = Div(LoadLanes(weights + i, lanes), Broadcast(sum));
+      StoreLanes(weights + i, Mul(share, scale), lanes);
     });
   }
 }
@@ -100,12 +132,12 @@ void MixExperts(const MixArguments& a) {
 
 namespace treadle {
 
-void CpuOps::Route(Tensor logits, bool normalize, Tensor ids, Tensor weights) {
+void CpuOps::Route(Tensor logits, const Routing& routing, Tensor ids, Tensor weights) {
   CheckSameShape(ids, weights);
-  TREADLE_CHECK(logits.rows == ids.rows && ids.cols <= logits.cols);
+  TREADLE_CHECK(logits.rows == ids.rows && ids.cols <= logits.cols && logits.cols <= kMaxExperts);
   SplitRows(pool_, logits.rows, logits.cols * ids.cols, [&](int64_t begin, int64_t end) {
     kRouteRows[isa_]({logits.Row<float>(begin), logits.stride, end - begin, logits.cols, ids.cols,
-                      normalize, ids.Row<float>(begin), ids.stride, weights.Row<float>(begin),
+                      routing, ids.Row<float>(begin), ids.stride, weights.Row<float>(begin),
                       weights.stride});
   });
 }

@@ -37,11 +37,17 @@ struct RouteParams {
   int32_t rows;
   int32_t experts;
   int32_t chosen;
-  bool normalize;
+  Routing routing;
 };
 
+TREADLE_DEVICE float Sigmoid(float x) { return simt::Divide(1.0f, 1.0f + simt::Exp(-x)); }
+
 // What experts are chosen by: NaN is less than all else.
-TREADLE_DEVICE float KeyOf(float x) { return x == x ? x : -simt::Infinity(); }
+TREADLE_DEVICE float KeyOf(const Routing& routing, const float* logits, int expert) {
+  float key = logits[expert];
+  if (routing.sigmoid && routing.bias != nullptr) key = Sigmoid(key) + routing.bias[expert];
+  return key == key ? key : -simt::Infinity();
+}
 
 TREADLE_KERNEL(kThreads) void RouteKernel(RouteParams p) {
   simt::AwaitEarlierLaunches();
@@ -50,26 +56,29 @@ TREADLE_KERNEL(kThreads) void RouteKernel(RouteParams p) {
   const float* x = p.logits.Row(row);
   float* weights = p.weights.Row(row);
   int last = -1;  // the one that was chosen before
-  float largest = 0.0f, sum = 0.0f;
+  float bound = simt::Infinity(), largest = 0.0f, sum = 0.0f;
   for (int j = 0; j < p.chosen; ++j) {
-    const float bound = last < 0 ? simt::Infinity() : KeyOf(x[last]);
     int best = -1;
+    float best_key = 0.0f;
     for (int i = 0; i < p.experts; ++i) {
-      const float key = KeyOf(x[i]);
+      const float key = KeyOf(p.routing, x, i);
       const bool left = key < bound || (key == bound && i > last);
-      if (left && (best < 0 || key > KeyOf(x[best]))) best = i;
+      if (left && (best < 0 || key > best_key)) best = i, best_key = key;
     }
     if (j == 0) largest = x[best];
     p.ids.Row(row)[j] = static_cast<float>(best);
-    weights[j] = simt::Exp(x[best] - largest);
+    weights[j] = p.routing.sigmoid ? Sigmoid(x[best]) : simt::Exp(x[best] - largest);
     sum += weights[j];
     last = best;
+    bound = best_key;
   }
-  if (!p.normalize) {
-    sum = 0.0f;
-    for (int i = 0; i < p.experts; ++i) sum += simt::Exp(x[i] - largest);
+  if (!p.routing.normalize) {
+    sum = p.routing.sigmoid ? 1.0f : 0.0f;
+    for (int i = 0; i < p.experts && !p.routing.sigmoid; ++i) sum += simt::Exp(x[i] - largest);
   }
-  for (int j = 0; j < p.chosen; ++j) weights[j] = simt::Divide(weights[j], sum);
+  for (int j = 0; j < p.chosen; ++j) {
+    weights[j] = simt::Divide(weights[j], sum) * p.routing.scale;
+  }
 }
 
 struct MixParams {
@@ -99,14 +108,14 @@ TREADLE_KERNEL(kThreads) void MixKernel(MixParams p) {
 
 }  // namespace
 
-void CudaOps::Route(Tensor logits, bool normalize, Tensor ids, Tensor weights) {
+void CudaOps::Route(Tensor logits, const Routing& routing, Tensor ids, Tensor weights) {
   TREADLE_CHECK(logits.rows == ids.rows && weights.rows == ids.rows && weights.cols == ids.cols &&
                 ids.cols <= logits.cols);
   if (ids.rows == 0 || !Ready()) return;
   device_->Launch(RouteKernel, {.grid_x = BlocksFor(ids.rows), .threads = kThreads},
                   RouteParams{MatrixOf(logits), MatrixOf(ids), MatrixOf(weights),
                               static_cast<int32_t>(ids.rows), static_cast<int32_t>(logits.cols),
-                              static_cast<int32_t>(ids.cols), normalize});
+                              static_cast<int32_t>(ids.cols), routing});
 }
 
 void CudaOps::Mix(Tensor x, std::span<const int32_t> places, Tensor weights, bool accumulate,

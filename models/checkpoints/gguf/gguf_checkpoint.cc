@@ -25,6 +25,7 @@ class GgufCheckpoint final : public Checkpoint {
   absl::Status ReadFields(const std::string& prefix, const Architecture& architecture,
                           Struct& out) const;
   absl::Status ReadStates(const std::string& prefix);
+  absl::Status CheckRouters(const std::string& prefix, bool sigmoid) const;
   absl::Status ReadWindow(const std::string& prefix, const Architecture& architecture);
   absl::Status ReadLayerSizes(const std::string& prefix);
   absl::Status CheckRopeKeys(const std::string& prefix) const;
@@ -84,7 +85,15 @@ absl::Status GgufCheckpoint::ReadConfig() {
   TREADLE_ASSIGN_OR_RETURN(const StoredTensor* embedding, RequireMatrix("token_embd.weight"));
   config_.vocab = embedding->shape[0];
   if (architecture->local_base) config_.local_rope_base = kLocalRopeBase;
+  const std::string expert_inner = prefix + "expert_feed_forward_length";
+  if (architecture->experts) {  // where nothing is said of other networks
+    TREADLE_ASSIGN_OR_RETURN(config_.ffn_hidden, file_->Integer(expert_inner, 0));
+  }
   TREADLE_RETURN_IF_ERROR(ReadFields(prefix, *architecture, config_));
+  // The last layers may be of a head that guesses.
+  TREADLE_ASSIGN_OR_RETURN(const int64_t guessing,
+                           file_->Integer(prefix + "nextn_predict_layers", 0));
+  config_.layers -= guessing;
   TREADLE_ASSIGN_OR_RETURN(const double norm_epsilon,
                            file_->Number(prefix + GgufEpsilonKey(*architecture)));
   config_.norm_epsilon = static_cast<float>(norm_epsilon);
@@ -95,9 +104,12 @@ absl::Status GgufCheckpoint::ReadConfig() {
                          ", expected attention.key_length, ", config_.head_dim);
   }
   if (architecture->experts) {
-    TREADLE_ASSIGN_OR_RETURN(
-        config_.ffn_hidden,
-        file_->Integer(prefix + "expert_feed_forward_length", config_.ffn_hidden));
+    TREADLE_RETURN_IF_ERROR(CheckRouters(prefix, architecture->sigmoid_router));
+    if (architecture->dense_first) config_.dense_hidden = config_.ffn_hidden;
+    TREADLE_ASSIGN_OR_RETURN(config_.ffn_hidden, file_->Integer(expert_inner, config_.ffn_hidden));
+    if (architecture->shared_expert && config_.shared_hidden == 0) {
+      config_.shared_hidden = config_.ffn_hidden;
+    }
   } else if (config_.experts > 0) {
     return Unimplemented(path_, ": ", prefix, "expert_count is ", config_.experts,
                          ", expected none");
@@ -122,6 +134,17 @@ absl::Status GgufCheckpoint::ReadConfig() {
   }
   if (architecture->rotary) TREADLE_RETURN_IF_ERROR(ReadRope(prefix, *architecture));
   if (architecture->xielu) TREADLE_RETURN_IF_ERROR(ReadXielu(*architecture));
+  for (const TensorRow& row : architecture->tensors) {
+    if (row.part == Part::kQNorm && row.present != nullptr) {
+      config_.head_norms = Find("blk.0.attn_q_norm.weight") != nullptr;
+    }
+  }
+  for (StoredTensor& tensor : tensors_) {  // matrices of one row are vectors in files
+    const TensorRow* const row = ParseTensorName(*architecture, kind_, tensor.name).row;
+    if (row != nullptr && row->part == Part::kSharedRouter && tensor.shape.size() == 1) {
+      tensor.shape.insert(tensor.shape.begin(), 1);
+    }
+  }
   CompleteConfig(config_);
   return absl::OkStatus();
 }
@@ -184,15 +207,25 @@ absl::Status GgufCheckpoint::ReadWindow(const std::string& prefix,
   return absl::OkStatus();
 }
 
+// How a row's experts are chosen is the family's.
+absl::Status GgufCheckpoint::CheckRouters(const std::string& prefix, bool sigmoid) const {
+  const std::pair<const char*, int64_t> numbers[] = {{"expert_gating_func", sigmoid ? 2 : 1},
+                                                     {"expert_group_count", 1},
+                                                     {"expert_shared_count", 1}};
+  for (const auto& [key, expected] : numbers) {
+    TREADLE_ASSIGN_OR_RETURN(const int64_t number, file_->Integer(prefix + key, expected));
+    if (number == expected || number == 0) continue;
+    return Unimplemented(path_, ": ", prefix, key, " is ", number, ", expected ", expected);
+  }
+  return absl::OkStatus();
+}
+
 // Reads what files say of layers that keep a state besides the table of fields.
 absl::Status GgufCheckpoint::ReadStates(const std::string& prefix) {
   TREADLE_ASSIGN_OR_RETURN(const int64_t inner, file_->Integer(prefix + "ssm.inner_size"));
   config_.state_value_dim = inner / std::max<int64_t>(1, config_.state_heads);
-  config_.tiled_states = config_.state_heads != config_.state_key_heads;
-  // The last layers may be of a head that guesses.
-  TREADLE_ASSIGN_OR_RETURN(const int64_t guessing,
-                           file_->Integer(prefix + "nextn_predict_layers", 0));
-  config_.layers -= guessing;
+  config_.tiled_states =
+      ArchitectureOf(config_).gguf_tiled_states && config_.state_heads != config_.state_key_heads;
   const std::string key = prefix + "attention.recurrent_layers";
   const GgufValue* const listed = file_->Find(key);
   if (listed == nullptr) return absl::OkStatus();

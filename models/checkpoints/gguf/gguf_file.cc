@@ -322,10 +322,24 @@ absl::Status GgufReader::SplitExperts() {
     const std::string_view suffix = matrices ? kWeight : kBias;
     const std::string before = tensor.name.substr(0, tensor.name.size() - suffix.size());
     tensor.shape.erase(tensor.shape.begin());
-    tensor.bytes /= static_cast<uint64_t>(experts);
-    for (int64_t i = 0; i < experts; ++i, tensor.data += tensor.bytes) {
-      tensor.name = Str(before, ".", i, suffix);
-      tensors.push_back(tensor);
+    // An expert's gate, then its up, or one matrix.
+    std::vector<std::string> parts = {before};
+    if (const size_t at = before.find("gate_up_exps"); at != before.npos && matrices) {
+      const std::string layer = before.substr(0, at);
+      if (tensor.shape[0] % 2 != 0) {
+        return Error("tensor ", Quoted(tensor.name), " has ", tensor.shape[0],
+                     " rows of an expert, expected an even number");
+      }
+      parts = {layer + "gate_exps", layer + "up_exps"};
+    }
+    tensor.shape[0] /= std::ssize(parts);
+    tensor.bytes /= static_cast<uint64_t>(experts * std::ssize(parts));
+    for (int64_t i = 0; i < experts; ++i) {
+      for (const std::string& part : parts) {
+        tensor.name = Str(part, ".", i, suffix);
+        tensors.push_back(tensor);
+        tensor.data += tensor.bytes;
+      }
     }
   }
   gguf_->tensors_in_file_ = static_cast<int64_t>(tensor_count_);

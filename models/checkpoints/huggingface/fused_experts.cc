@@ -7,12 +7,12 @@
 
 #include "base/mapped_file.h"
 #include "base/status.h"
+#include "kernels/backend.h"
 #include "models/checkpoints/huggingface/quantized_parts.h"
 
 namespace treadle {
 namespace {
 
-constexpr int64_t kMaxExperts = 1 << 12;
 constexpr int64_t kGroup = 32, kNibbleBytes = 16, kBlockBytes = 17;
 
 struct Fused {
@@ -69,6 +69,8 @@ class Taker {
   absl::Status Take(std::string_view experts, const SafetensorsEntry& entry, const Fused& fused,
                     std::string_view kind);
   absl::StatusOr<const SafetensorsEntry*> ScalesOf(const SafetensorsEntry& blocks);
+  absl::Status TakeHalves(std::string_view experts, const SafetensorsEntry& entry,
+                          const Fused& fused);
 
   QuantizedParts entries_;
   std::vector<StoredTensor> tensors_;
@@ -138,9 +140,40 @@ absl::Status Taker::Take(std::string_view experts, const SafetensorsEntry& entry
   return absl::OkStatus();
 }
 
+// Experts [rows, columns] whose parts follow each other.
+absl::Status Taker::TakeHalves(std::string_view experts, const SafetensorsEntry& entry,
+                               const Fused& fused) {
+  const auto count = std::ssize(fused.parts);
+  const std::vector<int64_t>& shape = entry.shape;
+  const WeightFormat* const format = FindSafetensorsFormat(entry.dtype);
+  if (format == nullptr) {
+    return EntryError(entry, "is ", entry.dtype, ", expected F32, F16 or BF16");
+  }
+  const bool empty = std::ranges::any_of(shape, [](int64_t extent) { return extent < 1; });
+  if (empty || shape.size() != 3 || shape[0] > kMaxExperts || shape[1] % count != 0) {
+    return EntryError(entry, "has shape ", ShapeText(shape),
+                      ", expected [experts, rows, columns], up to ", kMaxExperts, " experts",
+                      count > 1 ? " and even rows" : "");
+  }
+  entries_.Take(entry.name);
+  const std::byte* data = entry.data.data();
+  for (int64_t expert = 0; expert < shape[0]; ++expert) {
+    for (const std::string_view part : fused.parts) {
+      StoredTensor& tensor = tensors_.emplace_back();
+      tensor.name = Str(experts, expert, ".", part, ".weight");
+      tensor.format = format;
+      tensor.shape = {shape[1] / count, shape[2]};
+      tensor.bytes = static_cast<uint64_t>(format->MatrixBytes(tensor.shape[0], tensor.shape[1]));
+      tensor.data = std::exchange(data, data + tensor.bytes);
+    }
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
-absl::StatusOr<std::vector<StoredTensor>> TakeFusedExperts(std::vector<SafetensorsEntry>& entries) {
+absl::StatusOr<std::vector<StoredTensor>> TakeFusedExperts(std::vector<SafetensorsEntry>& entries,
+                                                           FusedExperts layout) {
   constexpr std::string_view kExperts = ".experts.";
   Taker taker(std::move(entries));
   for (const auto& [name, entry] : taker.entries_.entries()) {
@@ -149,6 +182,12 @@ absl::StatusOr<std::vector<StoredTensor>> TakeFusedExperts(std::vector<Safetenso
     const std::string_view experts = std::string_view(name).substr(0, at + kExperts.size());
     const std::string_view own = std::string_view(name).substr(experts.size());
     for (const Fused& fused : kFused) {
+      if (layout == FusedExperts::kByHalves) {
+        if (own == fused.name) {
+          TREADLE_RETURN_IF_ERROR(taker.TakeHalves(experts, entry, fused));
+        }
+        continue;
+      }
       for (const std::string_view kind : {"", "_bias", "_blocks"}) {
         if (own != Str(fused.name, kind)) continue;
         TREADLE_RETURN_IF_ERROR(taker.Take(experts, entry, fused, kind));

@@ -6,10 +6,11 @@
 
 #include "base/json_file.h"
 #include "base/mapped_file.h"
+#include "base/number.h"
 #include "base/quoted.h"
 #include "base/status.h"
 #include "base/utf8.h"
-#include "models/architectures/architecture.h"
+#include "models/architectures/config_fields.h"
 #include "models/checkpoints/checkpoint.h"
 #include "models/checkpoints/huggingface/fused_experts.h"
 #include "models/checkpoints/huggingface/hf_quantization.h"
@@ -93,14 +94,77 @@ std::vector<StoredTensor> WithGatesApart(std::vector<StoredTensor> tensors,
   return out;
 }
 
+// Matrices in_proj_qkvz, which hold each key head's query, key, values and gates behind those of
+// another, as two: in_proj_qkv, with all queries first, and in_proj_z. Sizes are in their ranges.
+std::vector<StoredTensor> WithStatesApart(std::vector<StoredTensor> tensors,
+                                          const ModelConfig& config) {
+  constexpr std::string_view kFused = "in_proj_qkvz.weight";
+  const int64_t values = config.state_heads / config.state_key_heads * config.state_value_dim;
+  const int64_t each = 2 * (config.state_key_dim + values);  // rows of a key head
+  std::vector<StoredTensor> out;
+  for (StoredTensor& tensor : tensors) {
+    if (!tensor.name.ends_with(kFused) || tensor.format->apart() || tensor.shape.size() != 2 ||
+        tensor.shape[0] != config.state_key_heads * each) {
+      out.push_back(std::move(tensor));
+      continue;
+    }
+    std::vector<int64_t> rows;  // of the file, in the order of both
+    const auto add = [&](int64_t first, int64_t count) {
+      for (int64_t row = 0; row < config.state_key_heads * count; ++row) {
+        rows.push_back(row / count * each + first + row % count);
+      }
+    };
+    add(0, config.state_key_dim);
+    add(config.state_key_dim, config.state_key_dim);
+    add(2 * config.state_key_dim, values);
+    add(2 * config.state_key_dim + values, values);
+    const std::string module = tensor.name.substr(0, tensor.name.size() - kFused.size());
+    const auto bytes = static_cast<size_t>(tensor.format->RowBytes(tensor.shape[1]));
+    const auto split = [&](const char* name, std::span<const int64_t> own) {
+      StoredTensor& part = out.emplace_back(tensor);
+      part.name = Str(module, name, ".weight");
+      part.shape[0] = std::ssize(own);
+      part.bytes = own.size() * bytes;
+      part.data = nullptr;
+      part.arranged = [from = tensor.data, bytes, order = std::vector(own.begin(), own.end())] {
+        std::vector<std::byte> made;
+        for (const int64_t row : order) {
+          const std::byte* const begin = from + static_cast<size_t>(row) * bytes;
+          made.insert(made.end(), begin, begin + bytes);
+        }
+        return made;
+      };
+    };
+    const auto gates = static_cast<size_t>(config.state_key_heads * values);
+    split("in_proj_qkv", std::span(rows).first(rows.size() - gates));
+    split("in_proj_z", std::span(rows).last(gates));
+  }
+  return out;
+}
+
+// The layer in a name "model.layers.3.", if it is not one of the first `layers`: a head that
+// guesses is stored so. Empty: none.
+std::string LayerBehind(std::string_view name, int64_t layers) {
+  constexpr std::string_view kLayers = "model.layers.";
+  if (!name.starts_with(kLayers)) return "";
+  name.remove_prefix(kLayers.size());
+  const std::string_view number = name.substr(0, name.find('.'));
+  const std::optional<int64_t> layer = NumberIn<int64_t>(number);
+  return layer && *layer >= layers ? Str("layers.", number) : "";
+}
+
 // Keeps the tensors of a model of several kinds of input that are of text, under the names that a
 // model of text alone has. Returns the names of the parts that are left aside, as "vision_tower".
-std::vector<std::string> KeepText(std::vector<SafetensorsEntry>& entries) {
+std::vector<std::string> KeepText(std::vector<SafetensorsEntry>& entries, int64_t layers) {
   constexpr std::string_view kModel = "model.", kText = "model.language_model.";
   const auto text = [&](const SafetensorsEntry& entry) { return entry.name.starts_with(kText); };
   std::set<std::string> parts;
-  const auto guesses = [](const SafetensorsEntry& entry) { return entry.name.starts_with("mtp."); };
-  if (std::erase_if(entries, guesses) > 0) parts.insert("mtp");
+  std::erase_if(entries, [&](const SafetensorsEntry& entry) {
+    const std::string part =
+        entry.name.starts_with("mtp.") ? "mtp" : LayerBehind(entry.name, layers);
+    if (!part.empty()) parts.insert(part);
+    return !part.empty();
+  });
   if (std::ranges::none_of(entries, text)) return {parts.begin(), parts.end()};
   std::erase_if(entries, [&](SafetensorsEntry& entry) {
     if (entry.name.starts_with(kText)) {
@@ -152,7 +216,7 @@ absl::Status HuggingFaceCheckpoint::ReadShards(const HfQuantization& quantizatio
     file_bytes_ += file->bytes().size();
     mapped_.push_back(std::move(file));
   }
-  left_aside_ = KeepText(entries);
+  left_aside_ = KeepText(entries, config_.layers);
   for (SafetensorsEntry& entry : entries) {
     // Convolutions: [channels, 1, taps].
     if (entry.shape.size() == 3 && entry.shape[1] == 1 && entry.name.ends_with("conv1d.weight")) {
@@ -163,13 +227,18 @@ absl::Status HuggingFaceCheckpoint::ReadShards(const HfQuantization& quantizatio
     if (entry.shape.empty()) entry.shape = {1};
   }
   std::vector<StoredTensor> experts;
-  if (ArchitectureOf(config_).hugging_face_fused_experts) {
-    TREADLE_ASSIGN_OR_RETURN(experts, TakeFusedExperts(entries));
+  const Architecture& architecture = ArchitectureOf(config_);
+  if (architecture.hugging_face_experts != FusedExperts::kNever) {
+    TREADLE_ASSIGN_OR_RETURN(experts, TakeFusedExperts(entries, architecture.hugging_face_experts));
   }
   TREADLE_ASSIGN_OR_RETURN(MergedTensors merged, MergeQuantized(std::move(entries), quantization));
   std::ranges::move(experts, std::back_inserter(merged.tensors));
-  if (const std::string_view fused = ArchitectureOf(config_).hugging_face_gate_up; !fused.empty()) {
+  if (const std::string_view fused = architecture.hugging_face_gate_up; !fused.empty()) {
     merged.tensors = WithGatesApart(std::move(merged.tensors), fused);
+  }
+  if (architecture.hugging_face_fused_states) {
+    TREADLE_RETURN_IF_ERROR(CheckRanges(config_, architecture, path_));
+    merged.tensors = WithStatesApart(std::move(merged.tensors), config_);
   }
   AddTensors(std::move(merged.tensors));
   unread_ = std::move(merged.unread);

@@ -194,6 +194,8 @@ absl::Status ReadRope(const Fields& fields, const ConfigJson& json, ModelConfig&
   TREADLE_ASSIGN_OR_RETURN(config.rope_base, fields.Number(json.rope_base, json.default_rope_base));
   config.rope_dim = config.head_dim;
   double share = json.default_rotary_share;
+  TREADLE_ASSIGN_OR_RETURN(const int64_t rotated, fields.Integer("rotary_dim", 0, 0));
+  if (rotated > 0) share = static_cast<double>(rotated) / static_cast<double>(config.head_dim);
   if (json.rotary_share != nullptr) {
     TREADLE_RETURN_IF_ERROR(ReadRotaryShare(fields, json.rotary_share, share, config));
   }
@@ -301,7 +303,8 @@ absl::Status ReadFields(const Fields& fields, const Architecture& architecture, 
     TREADLE_ASSIGN_OR_RETURN(stored_bias, fields.Bool("attention_bias", false));
   }
   config.qkv_bias = architecture.qkv_bias == Presence::kAlways || stored_bias;
-  config.output_bias = architecture.output_bias == Presence::kAlways || stored_bias;
+  config.output_bias = architecture.output_bias == Presence::kAlways ||
+                       (architecture.output_bias == Presence::kAsStored && stored_bias);
   for (const FixedField& field : json.fixed) {
     if (field.required && !fields.Has(field.name)) return fields.Wrong(field.name, field.json);
     TREADLE_RETURN_IF_ERROR(fields.Only(field.name, Json::parse(field.json)));

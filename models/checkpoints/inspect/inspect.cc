@@ -103,6 +103,7 @@ ServingCost EstimateServingCost(const ModelReport& report, int64_t context, int6
                       2 * config.kv_heads * config.head_dim +
                       2 * config.ffn_hidden * std::max<int64_t>(config.experts_per_token, 1) +
                       config.hidden * config.experts_per_token + config.experts +
+                      2 * std::max(config.shared_hidden, config.dense_hidden) +
                       config.layers * config.layer_embedding;
   const auto floats = static_cast<uint64_t>(batch_tokens * row + batch * config.vocab);
   // Layers with a window keep it and what one iteration adds.

@@ -16,6 +16,7 @@
 #include "kernels/dtype.h"
 #include "models/architectures/architecture.h"
 #include "models/checkpoints/checkpoint.h"
+#include "models/checkpoints/random/random_shapes.h"
 
 namespace treadle {
 namespace {
@@ -29,63 +30,6 @@ class RandomCheckpoint final : public Checkpoint {
   absl::Status MakeTensors();
 
   std::shared_ptr<const std::byte> noise_, gains_;
-};
-
-struct Shape {
-  std::string_view name;
-  const char* architecture;
-  int64_t layers, hidden, heads, kv_heads, ffn, vocab, context;
-  bool tied_head;
-  double rope_base = 10000;
-  double rope_factor = 0;  // of Llama-3's scaling; 0: none
-  int64_t head_dim = 0;    // 0: heads divide the hidden size
-  int64_t layer_norms = 2;
-  int64_t window = 0;  // of layers that are local: all, or but one of Architecture::global_every
-  int64_t experts = 0, experts_per_token = 0;
-  int64_t state_key_heads = 0, state_heads = 0;  // of 128 elements each
-};
-
-// Sources: each model's config.json; orca-...: ORCA's Table 1, the rest as GPT-3 (heads of 128,
-// 2048 positions) with GPT-2's vocabulary.
-constexpr Shape kShapes[] = {
-    {"llama-3.1-8b", "llama", 32, 4096, 32, 8, 14336, 128256, 131072, false, 500000, 8},
-    {"llama-3.2-1b", "llama", 16, 2048, 32, 8, 8192, 128256, 131072, true, 500000, 32},
-    {"smollm2-135m", "llama", 30, 576, 9, 3, 1536, 49152, 8192, true, 100000},
-    {"tinyllama-1.1b", "llama", 22, 2048, 32, 4, 5632, 32000, 2048, false},
-    {"orca-13b", "gpt2", 40, 5120, 40, 40, 20480, 50257, 2048, true},
-    {"orca-101b", "gpt2", 80, 10240, 80, 80, 40960, 50257, 2048, true},
-    {"orca-175b", "gpt2", 96, 12288, 96, 96, 49152, 50257, 2048, true},
-    {"orca-341b", "gpt2", 120, 15360, 120, 120, 61440, 50257, 2048, true},
-    {"qwen2.5-0.5b", "qwen2", 24, 896, 14, 2, 4864, 151936, 32768, true, 1e6},
-    {"qwen3-0.6b", "qwen3", 28, 1024, 16, 8, 3072, 151936, 40960, true, 1e6, 0, 128},
-    {"mistral-7b", "llama", 32, 4096, 32, 8, 14336, 32000, 32768, false, 10000, 0, 0, 2, 4096},
-    {"gemma-3-270m", "gemma3", 18, 640, 4, 1, 2048, 262144, 32768, true, 1e6, 0, 256, 2, 512},
-    {"gemma-4-e4b", "gemma4", 42, 2560, 8, 2, 10240, 262144, 131072, true, 1e6, 0, 512, 2, 512},
-    {"gpt2-124m", "gpt2", 12, 768, 12, 12, 3072, 50257, 1024, true},
-    {"pythia-1.4b", "gptneox", 24, 2048, 16, 16, 8192, 50304, 2048, false},
-    {"opt-1.3b", "opt", 24, 2048, 32, 32, 8192, 50272, 2048, true},
-    {"phi-3-mini", "phi3", 32, 3072, 32, 32, 8192, 32064, 4096, false},
-    {"bloom-560m", "bloom", 24, 1024, 16, 16, 4096, 250880, 2048, true},
-    {"falcon-7b", "falcon", 32, 4544, 71, 1, 18176, 65024, 2048, true, 10000, 0, 0, 1},
-    {"mixtral-8x7b", "mixtral", 32, 4096, 32, 8, 14336, 32000, 32768, false, 1e6, 0, 0, 2, 0, 8, 2},
-    {"qwen3-30b-a3b", "qwen3moe", 48, 2048, 32, 4, 768, 151936, 40960, false, 1e6, 0, 128, 2, 0,
-     128, 8},
-    {"gpt-oss-20b", "gpt-oss", 24, 2880, 64, 8, 2880, 201088, 131072, false, 150000, 0, 64, 2, 128,
-     32, 4},
-    {"granite-3.3-2b", "granite", 40, 2048, 32, 8, 8192, 49159, 131072, true, 1e7},
-    {"olmo-3-7b", "olmo2", 32, 4096, 32, 32, 11008, 100278, 65536, false, 500000, 0, 0, 2, 4096},
-    {"seed-oss-36b", "seed_oss", 64, 5120, 80, 8, 27648, 155136, 524288, false, 1e7, 0, 128},
-    {"glm-4-9b", "glm4", 40, 4096, 32, 2, 13696, 151552, 32768, false, 10000, 0, 128},
-    {"exaone-4-1.2b", "exaone4", 30, 2048, 32, 8, 4096, 102400, 65536, true, 1e6, 16, 64},
-    {"ernie-4.5-0.3b", "ernie4_5", 18, 1024, 16, 2, 3072, 103424, 131072, true, 500000, 0, 128},
-    {"hunyuan-0.5b", "hunyuan-dense", 24, 1024, 8, 4, 3584, 120818, 32768, true, 11158840, 0, 128},
-    {"ministral-3-3b", "mistral3", 26, 3072, 32, 8, 9216, 131072, 16384, true, 1e6, 0, 128},
-    {"qwen3.5-0.8b", "qwen35", 24, 1024, 8, 2, 3584, 248320, 262144, true, 1e7, 0, 256, 2, 0, 0, 0,
-     16, 16},
-    {"qwen3.5-4b", "qwen35", 32, 2560, 16, 4, 9216, 248320, 262144, true, 1e7, 0, 256, 2, 0, 0, 0,
-     16, 32},
-    {"apertus-8b", "apertus", 32, 4096, 32, 8, 21504, 131072, 65536, false, 12e6, 8},
-    {"smollm3-3b", "smollm3", 36, 2048, 16, 4, 11008, 128256, 65536, true, 5e6},
 };
 
 struct Change {
@@ -159,6 +103,9 @@ ModelConfig ConfigOf(const Shape& shape) {
   config.window = shape.window;
   config.experts = shape.experts;
   config.experts_per_token = std::min(shape.experts_per_token, shape.experts);
+  if (architecture.shared_expert) config.shared_hidden = shape.ffn;
+  if (architecture.dense_first)
+    config.dense_layers = 1, config.dense_hidden = 10944;  // GLM-4.5 Air's
   if (config.window > 0) config.global_every = architecture.global_every;
   if (architecture.local_base) config.local_rope_base = kLocalRopeBase;
   if (architecture.multipliers) {  // Granite 3.3 2B's
@@ -173,7 +120,8 @@ ModelConfig ConfigOf(const Shape& shape) {
     config.state_heads = shape.state_heads;
     config.state_key_dim = config.state_value_dim = 128;
     config.conv_taps = 4;
-    config.tiled_states = shape.state_heads != shape.state_key_heads;
+    config.tiled_states =
+        architecture.gguf_tiled_states && config.state_heads != config.state_key_heads;
   }
   if (architecture.local_heads) {  // Gemma 4 E4B's
     config.local_head_dim = config.head_dim / 2;
@@ -200,7 +148,8 @@ std::string RecipeOf(const ModelConfig& c) {
              ", head size ", c.head_dim, ", ffn ", c.ffn_hidden, ", vocab ", c.vocab, ", context ",
              c.context, ", tied head ", c.tied_head, ", rope ", c.rope_base, " / ", scaling.factor,
              ", norms ", c.layer_norms, ", window ", c.window, ", experts ", c.experts, " / ",
-             c.experts_per_token);
+             c.experts_per_token,
+             c.shared_hidden > 0 ? Str(", shared ", c.shared_hidden, " / ", c.dense_hidden) : "");
 }
 
 // SplitMix64.

@@ -44,6 +44,7 @@ void DescribeFields(const Struct& of, const Architecture& architecture, const st
   for (const ConfigField<Struct>& field : FieldsOf<Struct>()) {
     if (field.gguf == nullptr || !field.IsOf(architecture)) continue;
     if (architecture.local_heads && ListedByLayer(field.name)) continue;
+    if (architecture.dense_first && std::string_view(field.name) == "ffn_hidden") continue;
     VisitMember(field, of, [&]<typename Value>(const Value& value) {
       if constexpr (std::is_same_v<Value, bool>) metadata.Add(prefix + field.gguf, value);
       if constexpr (std::is_same_v<Value, int64_t>) {
@@ -186,10 +187,16 @@ absl::Status DescribeModel(const Checkpoint& checkpoint, GgufMetadataWriter& met
   DescribeFields(config, architecture, prefix, metadata);
   if (architecture.experts) {
     metadata.Add(prefix + "expert_feed_forward_length", static_cast<uint32_t>(config.ffn_hidden));
-    if (!config.normalized_experts) {
+    if (architecture.dense_first) {
+      metadata.Add(prefix + "feed_forward_length", static_cast<uint32_t>(config.dense_hidden));
+    }
+    if (architecture.sigmoid_router) metadata.Add(prefix + "expert_gating_func", uint32_t{2});
+    if (architecture.shared_expert) metadata.Add(prefix + "expert_shared_count", uint32_t{1});
+    if (config.normalized_experts == architecture.unnormalized_experts) {
       notices.push_back(
-          "Treadle reads this file; llama.cpp takes the weights of a row's experts to be a softmax "
-          "over them alone");
+          Str("Treadle reads this file; llama.cpp takes the weights of a row's experts to be a "
+              "softmax over ",
+              architecture.unnormalized_experts ? "all of them" : "them alone"));
     }
   }
   metadata.Add(prefix + GgufEpsilonKey(architecture), config.norm_epsilon);

@@ -70,7 +70,7 @@ absl::StatusOr<Json> MakeConfig(const Checkpoint& source) {
   }
   for (const FixedField& field : fields.fixed) json[field.name] = Json::parse(field.json);
   if (architecture.qkv_bias == Presence::kAsStored) {
-    if (config.qkv_bias != config.output_bias) {
+    if (architecture.output_bias == Presence::kAsStored && config.qkv_bias != config.output_bias) {
       return Unimplemented(source.path(),
                            ": has biases on Q, K and V alone, which config.json cannot say");
     }
@@ -280,9 +280,13 @@ absl::StatusOr<uint64_t> HuggingFaceOutput::Finish(const Provenance& provenance)
 
 std::vector<std::string> HuggingFaceOutput::Notices() const {
   std::vector<std::string> notices;
-  if (ArchitectureOf(source_.config()).hugging_face_fused_experts) {
+  if (ArchitectureOf(source_.config()).hugging_face_experts == FusedExperts::kByTurns) {
     notices.push_back(
         "Treadle reads this folder; transformers wants all experts of a layer in one tensor");
+  }
+  if (ArchitectureOf(source_.config()).hugging_face_fused_states && !gguf()) {
+    notices.push_back(
+        "Treadle reads this folder; transformers wants linear_attn.in_proj_qkvz in one tensor");
   }
   if (!ArchitectureOf(source_.config()).hugging_face_gate_up.empty()) {
     notices.push_back(

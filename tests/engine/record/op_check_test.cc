@@ -149,7 +149,8 @@ TEST(OpCheck, OpsThatAreRightAreNotCalledWrong) {
               {"gpt2", "f16", ComputeMode::kExact},     {"gemma3", "bf16", ComputeMode::kExact},
               {"gemma4", "f32", ComputeMode::kExact},   {"gpt-oss", "f32", ComputeMode::kExact},
               {"bloom", "q8_0", ComputeMode::kInt16},   {"falcon", "f32", ComputeMode::kBf16},
-              {"qwen3moe", "f32", ComputeMode::kExact}, {"qwen35", "f32", ComputeMode::kExact}};
+              {"qwen3moe", "f32", ComputeMode::kExact}, {"glm4moe", "f32", ComputeMode::kExact},
+              {"qwen35moe", "f32", ComputeMode::kExact}};
   for (const auto& row : rows) {
     if (FindArchitecture(row.architecture) == nullptr) {
       ADD_FAILURE() << row.architecture;

@@ -42,6 +42,27 @@ void ExpectSlice(const MatrixSource& source, std::span<const int32_t> rows, int6
   }
 }
 
+// The first unit of columns and the third, joined: in floats, where codes lie apart.
+void ExpectJoined(const MatrixSource& source, int64_t unit) {
+  if (source.k < 3 * unit) return;
+  std::vector<MatrixSlice> slices;
+  for (const int64_t begin : {int64_t{0}, 2 * unit}) {
+    auto slice = SliceMatrix(source, {}, begin, begin + unit);
+    ASSERT_TRUE(slice.ok()) << slice.status();
+    slices.push_back(*std::move(slice));
+  }
+  const bool as_floats = slices[0].format->apart();
+  const MatrixSlice joined = JoinColumns(std::move(slices));
+  ASSERT_EQ(CheckMatrixSource(joined.source()), absl::OkStatus());
+  EXPECT_EQ(joined.format->apart(), false);
+  if (!as_floats && InputOrderOf(source).empty()) EXPECT_EQ(joined.format, source.format);
+  for (int64_t row = 0; row < source.n; ++row) {
+    std::vector<uint32_t> wanted = RowBits(source, row, 0, unit);
+    std::ranges::copy(RowBits(source, row, 2 * unit, 3 * unit), std::back_inserter(wanted));
+    ASSERT_EQ(RowBits(joined.source(), row, 0, 2 * unit), wanted) << "row " << row;
+  }
+}
+
 // All cuts of a few matrices of a format: columns at every unit, rows at random.
 void ExpectAllSlices(const MatrixSource& source, Random& random) {
   const int64_t unit = ColumnUnit(*source.format);
@@ -57,6 +78,7 @@ void ExpectAllSlices(const MatrixSource& source, Random& random) {
     }
   }
   ExpectSlice(source, {}, 0, source.k);
+  ExpectJoined(source, unit);
 }
 
 TEST(MatrixSlice, KeepsTheValuesOfEveryFormat) {

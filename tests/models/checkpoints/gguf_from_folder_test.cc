@@ -93,10 +93,15 @@ TEST_F(GgufFromFolder, OfEveryKind) {
                            "ministral3",
                            "phi4-mini",
                            "gemma4",
-                           "gemma4-large"}) {
+                           "gemma4-large",
+                           "qwen2moe",
+                           "glm4moe",
+                           "glm4moe-air",
+                           "minimax-m2"}) {
     ExpectSameBits(Str(TREADLE_TESTDATA "/models/", name), ".gguf", "f32");
   }
-  for (const char* name : {"gemma4", "gemma4-large"}) {  // and back
+  for (const char* name :
+       {"gemma4", "gemma4-large", "qwen2moe", "glm4moe", "minimax-m2"}) {  // and back
     ExpectSameBits(Str(TREADLE_TESTDATA "/models/", name, "/model.gguf"), "", "keep");
   }
   // Frequencies are divided by factors that are rounded once; over 12 positions that stays
