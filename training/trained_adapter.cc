@@ -62,8 +62,9 @@ absl::Status CheckTrainable(const Checkpoint& checkpoint, const LoraOptions& opt
   return missing.empty() ? absl::OkStatus() : refuse("fused matrices");
 }
 
-std::unique_ptr<TrainedAdapter> TrainedAdapter::Create(const Checkpoint& checkpoint, const Decoder& model,
-                                         Tape& tape, const LoraOptions& options, uint64_t seed) {
+std::unique_ptr<TrainedAdapter> TrainedAdapter::Create(const Checkpoint& checkpoint,
+                                                       const Decoder& model, Tape& tape,
+                                                       const LoraOptions& options, uint64_t seed) {
   std::unique_ptr<TrainedAdapter> adapter(new TrainedAdapter());
   adapter->options_ = options;
   const ModelConfig& config = checkpoint.config();

@@ -45,7 +45,8 @@ class TrainedAdapter {
   // in +-1 / sqrt(k), drawn by `seed` (kernels/sampling.h, CounterUniform), B zeros. REQUIRES:
   // CheckTrainable. model and tape are not used after the adapter is gone.
   static std::unique_ptr<TrainedAdapter> Create(const Checkpoint& checkpoint, const Decoder& model,
-                                         Tape& tape, const LoraOptions& options, uint64_t seed);
+                                                Tape& tape, const LoraOptions& options,
+                                                uint64_t seed);
 
   const std::vector<Module>& modules() const { return modules_; }
   // Of all updates, one after the other: A [rank, k], then B transposed [rank, n].

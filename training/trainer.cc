@@ -57,8 +57,8 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(const Checkpoint& check
   load.progress = options.loading;
   TREADLE_ASSIGN_OR_RETURN(trainer->model_, Model::Load(checkpoint, *trainer->tape_, load));
   trainer->decoder_ = static_cast<Decoder*>(trainer->model_.get());
-  trainer->adapter_ =
-      TrainedAdapter::Create(checkpoint, *trainer->decoder_, *trainer->tape_, options.lora, options.seed);
+  trainer->adapter_ = TrainedAdapter::Create(checkpoint, *trainer->decoder_, *trainer->tape_,
+                                             options.lora, options.seed);
   TREADLE_ASSIGN_OR_RETURN(
       trainer->optimizer_,
       AdamW::Create(options.optimizer, trainer->adapter_->values().size(), folder, pool));

@@ -22,9 +22,9 @@
 #include "models/checkpoints/checkpoint.h"
 #include "models/decoder.h"
 #include "training/adamw.h"
-#include "training/trained_adapter.h"
 #include "training/examples.h"
 #include "training/tape.h"
+#include "training/trained_adapter.h"
 
 namespace treadle {
 

@@ -10,7 +10,10 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstring>
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <set>
 
 #include "base/mapped_file.h"
 #include "kernels/formats/quantize.h"
@@ -139,6 +142,17 @@ TEST(Trainer, HasTheSameBitsOnAnyNumberOfThreads) {
   EXPECT_NE(ValuesAfter(*MakeTrainer(*model, options), 3), one);
 }
 
+TEST(Trainer, HasTheSameBitsOnEveryInstructionSet) {
+  const std::string model = ModelPath("gemma3");
+  std::map<std::string_view, std::vector<float>> values;
+  for (const CpuIsa isa : SupportedIsas()) {
+    setenv("TREADLE_CPU_ISA", std::string(Name(isa)).c_str(), 1);
+    values[Name(isa)] = ValuesAfter(*MakeTrainer(model, SmallRun(3)), 3);
+  }
+  unsetenv("TREADLE_CPU_ISA");
+  for (const auto& [name, of] : values) EXPECT_EQ(of, values.begin()->second) << name;
+}
+
 // Batches whose gradients are added up are one batch.
 TEST(Trainer, AccumulatesTheGradientOfAllBatches) {
   TrainingOptions options = SmallRun(4);
@@ -153,24 +167,10 @@ TEST(Trainer, AccumulatesTheGradientOfAllBatches) {
   for (size_t i = 0; i < apart.size(); ++i) EXPECT_NEAR(apart[i], together[i], 2e-3) << i;
 }
 
-class BaseFormatTest : public testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(Formats, BaseFormatTest,
-                         testing::Values("keep", "bf16", "f16", "q8_0", "q4_1", "q4_k", "q6_k",
-                                         "iq4_nl", "nf4", "nf4-dq:128", "int8", "fp8",
-                                         "kbit-int4:64"),
-                         [](const auto& info) { return Identifier(info.param); });
-
 // Loss falls along the gradient as far as its norm says.
-TEST_P(BaseFormatTest, HasTheGradientOfItsOwnLoss) {
-  TinyModelOptions tiny;
-  tiny.hidden = tiny.ffn_hidden = 256;  // whole blocks of any format
-  const auto path = WriteTinyLlamaGguf(OwnFolder().Folder(Identifier(GetParam())), tiny);
-  ASSERT_TRUE(path.ok());
-  TrainingOptions options = SmallRun(1);
-  options.optimizer.learning_rate = 0;
-  options.optimizer.weight_decay = 0;
-  options.weights = *WeightPlan::Parse(GetParam());
-  const auto trainer = MakeTrainer(*path, options);
+void ExpectOwnGradient(const std::string& path, TrainingOptions options) {
+  options.optimizer.learning_rate = options.optimizer.weight_decay = 0;
+  const auto trainer = MakeTrainer(path, options);
   TrainedAdapter& adapter = trainer->adapter();
   for (const TrainedAdapter::Module& module : adapter.modules()) {  // B is not zeros
     const int64_t a = options.lora.rank * module.update.k;
@@ -181,15 +181,47 @@ TEST_P(BaseFormatTest, HasTheGradientOfItsOwnLoss) {
   }
   adapter.Refresh();
   const auto before = trainer->Step();
-  ASSERT_TRUE(before.ok());
+  ASSERT_TRUE(before.ok()) << before.status();
   const double norm = before->gradient_norm, step = 1e-2 / norm;
   for (size_t i = 0; i < adapter.values().size(); ++i) {
     adapter.values()[i] -= static_cast<float>(step) * adapter.gradients()[i];
   }
   adapter.Refresh();
   const auto after = trainer->Step();
-  ASSERT_TRUE(after.ok());
+  ASSERT_TRUE(after.ok()) << after.status();
   EXPECT_NEAR((before->loss - after->loss) / (step * norm * norm), 1, 0.05) << norm;
+}
+
+class BaseFormatTest : public testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Formats, BaseFormatTest,
+                         testing::Values("keep", "bf16", "f16", "q8_0", "q4_1", "q4_k", "q6_k",
+                                         "iq4_nl", "nf4", "nf4-dq:128", "int8", "fp8",
+                                         "kbit-int4:64"),
+                         [](const auto& info) { return Identifier(info.param); });
+
+TEST_P(BaseFormatTest, HasTheGradientOfItsOwnLoss) {
+  TinyModelOptions tiny;
+  tiny.hidden = tiny.ffn_hidden = 256;  // whole blocks of any format
+  const auto path = WriteTinyLlamaGguf(OwnFolder().Folder(Identifier(GetParam())), tiny);
+  ASSERT_TRUE(path.ok());
+  TrainingOptions options = SmallRun(1);
+  options.weights = *WeightPlan::Parse(GetParam());
+  ExpectOwnGradient(*path, options);
+}
+
+// Every family that is let in.
+TEST(Trainer, HasTheGradientOfEachFamily) {
+  std::set<std::string> families;
+  for (const auto& entry : std::filesystem::directory_iterator(ModelPath(""))) {
+    if (!entry.is_directory()) continue;
+    const auto checkpoint = Checkpoint::Open(entry.path());
+    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+    if (!CheckTrainable(**checkpoint, {}).ok()) continue;
+    SCOPED_TRACE(entry.path());
+    families.insert((*checkpoint)->config().architecture);
+    ExpectOwnGradient(entry.path(), SmallRun(1));
+  }
+  EXPECT_GE(families.size(), 12u) << testing::PrintToString(families);
 }
 
 TEST(Trainer, WritesTheFolderThatPeftReads) {

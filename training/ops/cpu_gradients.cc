@@ -8,13 +8,14 @@
 
 #include "base/status.h"
 #include "kernels/cpu/ops/split_rows.h"
+#include "kernels/cpu/weight_arena.h"
 #include "training/ops/gradient_kernels.h"
 
 namespace treadle {
 namespace {
 
 // Rows of a weight matrix that are decoded at a time.
-constexpr int64_t kDecodedRows = 64;
+constexpr int64_t kDecodedRows = 128;
 
 class CpuGradients final : public GradientOps {
  public:
@@ -23,15 +24,17 @@ class CpuGradients final : public GradientOps {
 
   void ProductGradient(const PackedMatrix& weight, Tensor dy, Tensor dx) override {
     TREADLE_CHECK(dy.rows == dx.rows && dy.cols == weight.n() && dx.cols == weight.k());
-    decoded_.resize(static_cast<size_t>(kDecodedRows * weight.k()));
+    const auto bytes = static_cast<size_t>(kDecodedRows * weight.k()) * sizeof(float);
+    decoded_.Reserve(bytes);
+    float* const decoded = decoded_.Take<float>(bytes);
     std::vector<int32_t> ids(static_cast<size_t>(kDecodedRows));
     for (int64_t n = 0; n < weight.n(); n += kDecodedRows) {
       const int64_t count = std::min(kDecodedRows, weight.n() - n);
       std::iota(ids.begin(), ids.end(), static_cast<int32_t>(n));
       backend_.Embed(weight, std::span(ids).first(static_cast<size_t>(count)), 0, false,
-                     DenseTensor(decoded_.data(), DType::kF32, count, weight.k()));
-      Product({dy.Row<float>(0) + n, dy.stride, 1, decoded_.data(), weight.k(), dx.Row<float>(0),
-               dx.stride, dx.rows, dx.cols, count});
+                     DenseTensor(decoded, DType::kF32, count, weight.k()));
+      Product({dy.Row<float>(0) + n, dy.stride, 1, decoded, weight.k(), dx.Row<float>(0), dx.stride,
+               dx.rows, dx.cols, count});
     }
   }
 
@@ -180,8 +183,8 @@ class CpuGradients final : public GradientOps {
   CpuOps& backend_;
   ThreadPool& pool_;
   const CpuIsa isa_;
-  std::vector<float> decoded_;  // [kDecodedRows, k]
-  std::vector<float> inner_;    // [rows, rank]
+  ScratchMemory decoded_;     // [kDecodedRows, k]
+  std::vector<float> inner_;  // [rows, rank]
 };
 
 }  // namespace

@@ -30,7 +30,7 @@ TREADLE_LOOP void AddProductBlock(const ProductArguments& p, int64_t i, int64_t 
     for (int g = 0; g < G; ++g) {
       right[g] = G == 1 ? LoadLanes(b, lanes) : Load(b + g * kLanes);
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {
       const Vec left = Broadcast(a[r * p.a_row]);
 #pragma GCC unroll 4
@@ -47,9 +47,10 @@ TREADLE_LOOP void AddProductBlock(const ProductArguments& p, int64_t i, int64_t 
 
 template <int G>
 void AddProductColumns(const ProductArguments& p, int64_t j, int64_t lanes) {
-  constexpr int kRows = kWideRegisters ? 8 : (G >= 2 ? 3 : 6);
+  constexpr int kRows = kWideRegisters ? 12 : (G >= 2 ? 3 : 6);
   int64_t i = 0;
   for (; i + kRows <= p.m; i += kRows) AddProductBlock<kRows, G>(p, i, j, lanes);
+  for (; i + 4 <= p.m; i += 4) AddProductBlock<4, G>(p, i, j, lanes);
   for (; i < p.m; ++i) AddProductBlock<1, G>(p, i, j, lanes);
 }
 
