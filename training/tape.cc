@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <numeric>
 
-#include "base/status.h"
-
 namespace treadle {
 namespace {
 

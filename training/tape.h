@@ -19,16 +19,33 @@
 #include <span>
 #include <vector>
 
+#include "base/status.h"
 #include "kernels/forwarding_backend.h"
 #include "training/ops/gradient_ops.h"
 
 namespace treadle {
 
-class Tape final : public ForwardingBackend {
+// Hands ops of arithmetic on, but none while the tape records.
+class UnrecordedOps : public ForwardingBackend {
+ public:
+  using ForwardingBackend::ForwardingBackend;
+#define TREADLE_NOT_RECORDED(name, parameters, arguments) \
+  void name parameters override {                         \
+    TREADLE_CHECK(!recording_);                           \
+    below().name arguments;                               \
+  }
+  TREADLE_FEATURE_OPS(TREADLE_NOT_RECORDED)
+#undef TREADLE_NOT_RECORDED
+
+ protected:
+  bool recording_ = false;
+};
+
+class Tape final : public UnrecordedOps {
  public:
   // `below` is a host backend, for which `gradients` are.
   Tape(std::unique_ptr<Backend> below, std::unique_ptr<GradientOps> gradients)
-      : ForwardingBackend(std::move(below)), gradients_(std::move(gradients)) {}
+      : UnrecordedOps(std::move(below)), gradients_(std::move(gradients)) {}
 
   // From here on products with `weight` have the update, recorded or not; null: none. It outlives
   // the ops.
@@ -55,26 +72,6 @@ class Tape final : public ForwardingBackend {
   void SwiGlu(Tensor gate, Tensor up, Tensor out) override { Gated(false, gate, up, out); }
   void GeGlu(Tensor gate, Tensor up, Tensor out) override { Gated(true, gate, up, out); }
 
-#define TREADLE_NOT_RECORDED(name, parameters, arguments) \
-  void name parameters override {                         \
-    TREADLE_CHECK(!recording_);                           \
-    below().name arguments;                               \
-  }
-  TREADLE_NOT_RECORDED(LayerNorm,
-                       (Tensor x, const float* weight, const float* bias, float eps, Tensor out),
-                       (x, weight, bias, eps, out))
-  TREADLE_NOT_RECORDED(ClampedSwiGlu, (Tensor gate, Tensor up, float limit, Tensor out),
-                       (gate, up, limit, out))
-  TREADLE_NOT_RECORDED(SigmoidGate, (Tensor gate, Tensor x, Tensor out), (gate, x, out))
-  TREADLE_NOT_RECORDED(Gelu, (Tensor x, Tensor out), (x, out))
-  TREADLE_NOT_RECORDED(GeluErf, (Tensor x, Tensor out), (x, out))
-  TREADLE_NOT_RECORDED(Relu, (Tensor x, Tensor out), (x, out))
-  TREADLE_NOT_RECORDED(SoftCap, (Tensor x, float cap, Tensor out), (x, cap, out))
-  TREADLE_NOT_RECORDED(Xielu, (Tensor x, const XieluScales& s, Tensor out), (x, s, out))
-  TREADLE_NOT_RECORDED(Route, (Tensor logits, bool normalize, Tensor ids, Tensor weights),
-                       (logits, normalize, ids, weights))
-#undef TREADLE_NOT_RECORDED
-
  private:
   struct Product {
     const PackedMatrix* weight;
@@ -92,9 +89,8 @@ class Tape final : public ForwardingBackend {
   const std::unique_ptr<GradientOps> gradients_;
   std::map<const PackedMatrix*, const LowRankUpdate*> updates_;
   std::map<const std::byte*, size_t> shadows_;  // begins of buffers: bytes to their shadows
-  bool recording_ = false;
-  std::vector<std::function<void()>> steps_;  // back over one op each
-  std::vector<std::vector<float>> saved_;     // memory of copies, used again after Backward
+  std::vector<std::function<void()>> steps_;    // back over one op each
+  std::vector<std::vector<float>> saved_;       // memory of copies, used again after Backward
   size_t saved_count_ = 0;
   std::vector<float> taken_;
   std::vector<int32_t> rows_;                         // 0, 1, ...

@@ -83,8 +83,9 @@ absl::Status Trainer::Allocate() {
     TREADLE_ASSIGN_OR_RETURN(*buffer, tape_->Allocate(static_cast<size_t>(bytes)));
   }
   decoder_->ObserveLayers([this](int64_t layer) {
-    const int64_t floats = static_cast<int64_t>(inputs_.size()) / decoder_->config().layers;
-    if (layer >= decoder_->config().layers) return;
+    const int64_t layers = decoder_->config().layers;
+    if (layer == layers) return;  // the head
+    const int64_t floats = static_cast<int64_t>(inputs_.size()) / layers;
     CopyFloats(reinterpret_cast<const float*>(hidden_.data()), floats,
                inputs_.data() + layer * floats);
   });

@@ -1,6 +1,7 @@
 // A Trainer's checkpoints: a .safetensors file of the adapter, the optimizer's moments, the step,
 // and the settings, as text.
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <nlohmann/json.hpp>
