@@ -27,8 +27,8 @@ struct AdamWOptions {
   int64_t steps = 0;               // of the whole run
 };
 
-// That of step `step`, counted from 0: rises linearly from 0 over `warmup` steps, then falls along
-// half a cosine to 0 at `steps`.
+// The rate of step `step`, counted from 0: it rises linearly from 0 over `warmup` steps, then falls
+// along half a cosine to 0 at `steps`.
 double LearningRateAt(const AdamWOptions& options, int64_t step);
 
 // A writable file of floats that has no name: it goes with the object, or the process.

@@ -82,7 +82,7 @@ class Reader {
     return template_->Render(messages, options);
   }
 
-  // What the template adds with each answer, after what it writes before one, counts.
+  // Text that the template adds with an answer, behind its prompt for one, counts.
   absl::Status ReadMessages(const Json& list, Example& example) {
     if (!template_.has_value()) {
       if (checkpoint_.chat_template().empty()) {

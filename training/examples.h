@@ -27,7 +27,7 @@ struct Example {
 };
 
 struct ExampleOptions {
-  int64_t max_length = 512;      // what is longer is cut at its end
+  int64_t max_length = 512;      // longer examples are cut at their end
   bool train_on_prompt = false;  // prompts and the other roles' messages count too
 };
 

@@ -47,16 +47,15 @@ class Tape final : public UnrecordedOps {
   Tape(std::unique_ptr<Backend> below, std::unique_ptr<GradientOps> gradients)
       : UnrecordedOps(std::move(below)), gradients_(std::move(gradients)) {}
 
-  // From here on products with `weight` have the update, recorded or not; null: none. It outlives
-  // the ops.
+  // Gives products with `weight` the update, recorded or not; null: none. It outlives the ops.
   void Attach(const PackedMatrix* weight, const LowRankUpdate* update) {
     updates_[weight] = update;
   }
 
   void Record() { recording_ = true; }
-  // Goes back over what was recorded, last op first, and forgets it; then nothing is recorded.
-  // Before: Gradient of the last outputs is set. Afterwards: that of the inputs, and those of
-  // updates; gradients of all that was overwritten are zeros.
+  // Goes back over the recorded ops, last one first, forgets them, and ends the recording.
+  // REQUIRES: Gradient of the last outputs is set. Sets Gradient of the inputs and adds to the
+  // updates' gradients; gradients of values that were overwritten are zeros.
   void Backward();
 
   // The gradient of a value in this backend's memory: a view of its shadow.

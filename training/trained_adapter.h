@@ -37,22 +37,22 @@ class TrainedAdapter {
     size_t begin = 0;  // in values
     LowRankUpdate update;
     std::vector<int32_t> row_order;  // FileRowOrder of folders
-    // Of update: both of factors, and b.
+    // Memory of update: both of factors, and b.
     std::vector<float> a_transposed, b_transposed, b;
   };
 
-  // Updates of all layers of `model`, attached to `tape`, its backend. As PEFT begins: A uniform
-  // in +-1 / sqrt(k), drawn by `seed` (kernels/sampling.h, CounterUniform), B zeros. REQUIRES:
-  // CheckTrainable. model and tape are not used after the adapter is gone.
+  // Makes updates for all layers of `model` and attaches them to `tape`, its backend. They begin as
+  // PEFT's: A uniform in +-1 / sqrt(k), drawn by `seed` (kernels/sampling.h, CounterUniform), B
+  // zeros. REQUIRES: CheckTrainable, and that nothing runs on `tape` once the adapter is gone.
   static std::unique_ptr<TrainedAdapter> Create(const Checkpoint& checkpoint, const Decoder& model,
                                                 Tape& tape, const LoraOptions& options,
                                                 uint64_t seed);
 
   const std::vector<Module>& modules() const { return modules_; }
-  // Of all updates, one after the other: A [rank, k], then B transposed [rank, n].
+  // The numbers of all updates, one after the other: A [rank, k], then B transposed [rank, n].
   std::span<float> values() { return values_; }
   std::span<float> gradients() { return gradients_; }
-  // After a change of values: what the tape multiplies with.
+  // Brings the factors that the tape multiplies with up to values.
   void Refresh();
 
   // Writes adapter_config.json and adapter_model.safetensors into the folder, with rows in the

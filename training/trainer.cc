@@ -172,7 +172,7 @@ absl::StatusOr<double> Trainer::RunBatch(std::span<const Example* const> batch, 
 }
 
 double Trainer::RunHead(std::span<const Example* const> batch, Tensor hidden, float scale) {
-  std::vector<int64_t> rows;  // whose next token counts
+  std::vector<int64_t> rows;  // rows with a next token that counts
   std::vector<int32_t> targets;
   int64_t first = 0;
   for (const Example* example : batch) {

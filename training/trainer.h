@@ -38,7 +38,7 @@ struct TrainingOptions {
   uint64_t seed = 0;           // of A, and of the order of examples
   WeightPlan weights = {};     // of the base; empty: as stored
   int threads = 0;             // 0: one for each CPU of this process
-  std::string checkpoint_key;  // what else must be equal to resume: model and examples
+  std::string checkpoint_key;  // identity of model and examples, equal to resume
   std::function<void(double)> loading = {};  // fraction of the model loaded; may be empty
 };
 
@@ -67,7 +67,7 @@ class Trainer {
   absl::StatusOr<StepReport> Step();
   int64_t steps_done() const { return step_; }
 
-  // All that a run is made of so far, in a file that replaces `path` once it is whole.
+  // Writes the state of the run to a file that replaces `path` once it is whole.
   absl::Status WriteCheckpoint(const std::string& path) const;
   // Goes on from there, bit for bit. Errors: no such file, or one of other options, by name.
   absl::Status Resume(const std::string& path);
@@ -86,7 +86,7 @@ class Trainer {
   absl::Status Forward(const Batch& batch, const KvPages& kv, Tensor hidden);
   // Sets Gradient(hidden) of the last layer's output, and gives the sum of losses.
   double RunHead(std::span<const Example* const> batch, Tensor hidden, float scale);
-  // What a checkpoint must have been made with, as JSON.
+  // The settings that a checkpoint must share, as JSON.
   std::string Settings() const;
 
   const TrainingOptions options_;

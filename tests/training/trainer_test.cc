@@ -241,6 +241,9 @@ TEST(Trainer, HasTheGradientOfEachFamily) {
     families.insert((*checkpoint)->config().architecture);
     ExpectOwnGradient(entry.path(), SmallRun(1));
   }
+  TrainingOptions apart = SmallRun(1);
+  apart.lora.targets = "o,down";  // matrices that are not fused
+  ExpectOwnGradient(ModelPath("phi3"), apart);
   EXPECT_GE(families.size(), 12u) << testing::PrintToString(families);
 }
 
