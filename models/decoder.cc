@@ -266,10 +266,15 @@ absl::Status Decoder::Forward(const Batch& batch, const KvPages& kv, Communicato
   expert_use_ = {};
   for (size_t i = 0; i < layer_weights_.size(); ++i) {
     if (observer_) observer_(layers_.begin + static_cast<int64_t>(i));
-    const LayerPass pass = PassOf(i, ViewOf(i, batch, kv), ranks, hidden);
-    TREADLE_RETURN_IF_ERROR(architecture_->layer(pass, layer_weights_[i]));
+    TREADLE_RETURN_IF_ERROR(RunLayer(i, batch, kv, ranks, hidden));
   }
   return absl::OkStatus();
+}
+
+absl::Status Decoder::RunLayer(size_t index, const Batch& batch, const KvPages& kv,
+                               Communicator* ranks, Tensor hidden) {
+  const LayerPass pass = PassOf(index, ViewOf(index, batch, kv), ranks, hidden);
+  return architecture_->layer(pass, layer_weights_[index]);
 }
 
 void Decoder::Head(Tensor hidden, Tensor logits, std::span<const Adapter* const> adapters) {

@@ -173,6 +173,11 @@ class Decoder : public Model {
   absl::StatusOr<std::shared_ptr<const Adapter>> LoadAdapter(
       const AdapterFile& file) const override;
 
+  // Layer `index` of this range alone, as Forward runs it: for gradients, which run a layer again.
+  absl::Status RunLayer(size_t index, const Batch& batch, const KvPages& kv, Communicator* ranks,
+                        Tensor hidden);
+  const LayerWeights& weights(size_t index) const { return layer_weights_[index]; }
+
  private:
   bool Needs(Part part) const;
   // This range's layer that the factors are for; null: another range's.

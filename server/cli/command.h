@@ -44,6 +44,7 @@ int RunReplay(int argc, char** argv);
 int RunTop(int argc, char** argv);
 int RunInspect(int argc, char** argv);
 int RunQuantize(int argc, char** argv);
+int RunFinetune(int argc, char** argv);
 int RunPerplexity(int argc, char** argv);
 int RunBench(int argc, char** argv);
 int RunSimulate(int argc, char** argv);

@@ -39,6 +39,7 @@ const std::vector<Room>& Rooms() {
       {"kernels/cuda", {"kernels/", "base/", "emulation/"}, {}},
       {"models", {"kernels/", "base/"}, {}},
       {"models/text", {"base/"}, {}},
+      {"training", {"models/", "kernels/", "base/"}, {}},
       {"engine", {"models/", "kernels/", "base/"}, {"engine/remote/", "engine/record/"}},
       {"engine/remote", {"engine/", "models/", "kernels/", "net/", "base/"}, {}},
       // What scheduler and engine say to each other: it knows neither of them.
@@ -83,7 +84,8 @@ const std::vector<Room>& Rooms() {
         "base/"},
        {}},
       {"server/cli",
-       {"server/", "scheduler/", "engine/", "models/", "kernels/", "net/", "base/", "bench/"},
+       {"server/", "scheduler/", "engine/", "training/", "models/", "kernels/", "net/", "base/",
+        "bench/"},
        {}},
       {"bench", {"server/", "scheduler/", "engine/", "models/", "kernels/", "net/", "base/"}, {}},
       {"bench/load",
@@ -96,8 +98,8 @@ const std::vector<Room>& Rooms() {
        {"engine/remote/", "engine/local_engine.h"},
        {"server/"}},
       {"tests",
-       {"emulation/", "bench/", "server/", "scheduler/", "engine/", "models/", "kernels/", "net/",
-        "base/"},
+       {"emulation/", "bench/", "server/", "scheduler/", "engine/", "training/", "models/",
+        "kernels/", "net/", "base/"},
        {}},
   };
   return rooms;

@@ -35,6 +35,10 @@ class CpuOps final : public HostBackend {
   absl::StatusOr<Buffer> Allocate(size_t bytes) override;
   absl::StatusOr<std::unique_ptr<PackedMatrix>> Pack(const MatrixSource& source) override;
 
+  // For ops beside those of Backend, which run between them.
+  ThreadPool& pool() { return pool_; }
+  CpuIsa isa() const { return isa_; }
+
   TREADLE_FEATURE_OPS(TREADLE_OVERRIDE_OP)
   TREADLE_SAMPLE_OPS(TREADLE_OVERRIDE_OP)
 

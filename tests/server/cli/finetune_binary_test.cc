@@ -1,0 +1,59 @@
+// `treadle finetune` as users run it: an adapter, a run that goes on after a signal as if there had
+// been none, and bad input that is named.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <csignal>
+
+#include "base/status.h"
+#include "tests/server/cli/served_binary.h"
+#include "tests/support/test_folder.h"
+
+namespace treadle {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr char kLine[] = "{\"prompt\": \"a b\", \"completion\": \" c d e\"}\n";
+
+std::vector<std::string> Finetune(const std::string& output, const std::string& words = "") {
+  TinyModelOptions tiny;
+  tiny.context = 512;  // the default of --max-length
+  return Treadle(Str("finetune --model ", OwnModel(tiny), " --data ", OwnFolder() / "data.jsonl",
+                     " --output ", OwnFolder() / output, " --batch-size 1 ",
+                     "--lora-rank 4 --threads 1 ", words));
+}
+
+TEST(FinetuneBinary, GoesOnAfterASignal) {
+  OwnFolder().Write("data.jsonl", std::string(kLine) + kLine);
+  const std::string steps = "--steps 200 ";
+  EXPECT_THAT(RunToEnd(Finetune("whole", steps)), HasSubstr("step 200/200, loss "));
+  ChildProcess first(Finetune("parts", steps + "--checkpoint-every 0"));
+  ASSERT_NE(first.WaitForLine("step 3/200"), "");
+  first.Signal(SIGINT);
+  ASSERT_EQ(first.Wait(), 1) << first.output();
+  EXPECT_THAT(first.output(), HasSubstr("interrupted; --resume goes on from step "));
+  EXPECT_THAT(RunToEnd(Finetune("parts", steps), 2), HasSubstr("has a checkpoint"));
+  EXPECT_THAT(RunToEnd(Finetune("parts", "--steps 201 --resume"), 2),
+              HasSubstr("another steps: 200, now it is 201"));
+  RunToEnd(Finetune("parts", steps + "--resume"));
+  const std::string file = "/adapter_model.safetensors";
+  EXPECT_EQ(OwnFolder().Read("parts" + file), OwnFolder().Read("whole" + file));
+  EXPECT_FALSE(std::filesystem::exists(OwnFolder() / "parts/checkpoint.safetensors"));
+  EXPECT_THAT(RunToEnd(Finetune("whole", steps), 2), HasSubstr("has an adapter already"));
+}
+
+TEST(FinetuneBinary, NamesWhatIsWrong) {
+  OwnFolder().Write("data.jsonl", std::string(kLine) + "{\"text\": 1}\n");
+  EXPECT_THAT(RunToEnd(Finetune("wrong"), 2),
+              HasSubstr("data.jsonl:2: \"text\" is not there, or no string"));
+  EXPECT_THAT(RunToEnd(Finetune("wrong", "--target-modules q,norm"), 2),
+              HasSubstr("'norm' is none, expected some of q,k,v,o,gate,up,down"));
+  OwnFolder().Write("data.jsonl", kLine);
+  EXPECT_THAT(RunToEnd(Finetune("wrong", "--max-length 4096"), 2),
+              HasSubstr("--max-length is 4096, expected at most 512, the model's context"));
+  EXPECT_THAT(RunToEnd(Finetune("wrong", "--resume"), 2), HasSubstr("checkpoint.safetensors"));
+}
+
+}  // namespace
+}  // namespace treadle

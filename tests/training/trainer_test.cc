@@ -1,0 +1,300 @@
+// Training: losses against peft and PyTorch (tests/oracles/make_training_oracles.py), resumption
+// and threads bit for bit, every weight format, and the folder that is written.
+//
+// Losses of 50 steps are within 1 % of PyTorch's: both are float32, and rounding is what differs.
+// The gradient of a quantized base is checked by the loss' own fall along it: 1e-2 times the norm,
+// to within 5 % for what curves. Rounding of a float32 loss (6e-8 * 6) is far below.
+#include "training/trainer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <set>
+
+#include "base/mapped_file.h"
+#include "kernels/formats/quantize.h"
+#include "models/checkpoints/huggingface/safetensors.h"
+#include "tests/support/identifier.h"
+#include "tests/support/test_folder.h"
+#include "tests/support/tiny_model.h"
+#include "tests/training/oracles.h"
+
+namespace treadle {
+namespace {
+
+using ::testing::HasSubstr;
+using Json = nlohmann::json;
+
+constexpr int64_t kBatch = 2, kLength = 24;
+
+std::string ModelPath(const std::string& name) { return TREADLE_TESTDATA "/models/" + name; }
+
+// The sequences of the oracles' script, of which all tokens count.
+std::vector<Example> RuledExamples(int64_t steps, int64_t vocab) {
+  std::vector<Example> examples;
+  for (int64_t step = 0; step < steps; ++step) {
+    for (int64_t b = 0; b < kBatch; ++b) {
+      Example example;
+      for (int64_t i = 0; i < kLength - 3 * b; ++i) {
+        example.tokens.push_back(
+            static_cast<int32_t>((17 * (step * kBatch + b) + 5 * i + i * i * (b + 1)) % vocab));
+      }
+      example.counts.assign(example.tokens.size(), true);
+      examples.push_back(std::move(example));
+    }
+  }
+  return examples;
+}
+
+TrainingOptions SmallRun(int64_t steps) {
+  TrainingOptions options;
+  options.lora = {.rank = 4, .alpha = 8};
+  options.optimizer = {.learning_rate = 0.02, .weight_decay = 0.01, .warmup = 5, .steps = steps};
+  options.batch_size = kBatch;
+  options.max_length = kLength;
+  options.threads = 1;
+  return options;
+}
+
+std::unique_ptr<Trainer> MakeTrainer(const std::string& path, const TrainingOptions& options,
+                                     std::vector<Example> examples = {}) {
+  const auto checkpoint = Checkpoint::Open(path);
+  TREADLE_CHECK(checkpoint.ok());
+  if (examples.empty()) {
+    examples = RuledExamples(options.optimizer.steps, (*checkpoint)->config().vocab);
+  }
+  auto trainer = Trainer::Create(**checkpoint, std::move(examples), options, OwnFolder().path());
+  EXPECT_TRUE(trainer.ok()) << trainer.status();
+  TREADLE_CHECK(trainer.ok());
+  return *std::move(trainer);
+}
+
+std::vector<float> ValuesAfter(Trainer& trainer, int64_t steps) {
+  for (int64_t i = 0; i < steps; ++i) EXPECT_TRUE(trainer.Step().ok());
+  const auto values = trainer.adapter().values();
+  return {values.begin(), values.end()};
+}
+
+class LossTest : public testing::TestWithParam<Json> {};
+INSTANTIATE_TEST_SUITE_P(
+    Models, LossTest, testing::ValuesIn(ReadTrainingOracles()["training"].get<std::vector<Json>>()),
+    [](const auto& info) { return Identifier(info.param["model"].template get<std::string>()); });
+
+TEST_P(LossTest, IsPytorchs) {
+  const auto losses = GetParam()["losses"].get<std::vector<double>>();
+  TrainingOptions options = SmallRun(std::ssize(losses));
+  options.keep_order = true;
+  const auto trainer = MakeTrainer(ModelPath(GetParam()["model"]), options);
+  TrainedAdapter& adapter = trainer->adapter();
+  for (const TrainedAdapter::Module& module : adapter.modules()) {
+    const int64_t k = module.update.k;
+    for (int64_t i = 0; i < options.lora.rank * k; ++i) {
+      const double wave = std::sin(static_cast<double>(i) * 0.7 + 1);
+      adapter.values()[module.begin + static_cast<size_t>(i)] =
+          static_cast<float>(wave / std::sqrt(static_cast<double>(k)));
+    }
+  }
+  adapter.Refresh();
+  for (size_t step = 0; step < losses.size(); ++step) {
+    const auto report = trainer->Step();
+    ASSERT_TRUE(report.ok()) << report.status();
+    EXPECT_NEAR(report->loss, losses[step], 0.01 * losses[step]) << "step " << step;
+  }
+}
+
+// A uniform in +-1 / sqrt(k): the mean of k A^2 is 1/3, for 5,000 numbers to within 5 %. B zeros.
+TEST(Trainer, BeginsAsPeftDoes) {
+  TrainingOptions options = SmallRun(1);
+  options.lora.rank = 8;
+  const auto trainer = MakeTrainer(ModelPath("llama-grouped"), options);
+  double squares = 0, count = 0;
+  for (const TrainedAdapter::Module& module : trainer->adapter().modules()) {
+    const LowRankUpdate& u = module.update;
+    for (int64_t i = 0; i < options.lora.rank * u.k; ++i) {
+      const double share = double{u.a[i]} * u.a[i] * static_cast<double>(u.k);
+      EXPECT_LE(share, 1.0001);
+      squares += share;
+      ++count;
+    }
+    for (int64_t i = 0; i < options.lora.rank * u.n; ++i) EXPECT_EQ(u.b[i], 0);
+  }
+  EXPECT_GT(count, 4000);
+  EXPECT_NEAR(squares / count, 1 / 3.0, 0.05 / 3);
+}
+
+TEST(Trainer, GoesOnBitForBitFromACheckpoint) {
+  const TrainingOptions options = SmallRun(10);
+  const std::string file = OwnFolder() / "checkpoint";
+  const std::string model = ModelPath("llama-grouped");
+  const std::vector<float> whole = ValuesAfter(*MakeTrainer(model, options), 10);
+  const auto first = MakeTrainer(model, options);
+  const std::vector<float> half = ValuesAfter(*first, 5);
+  EXPECT_NE(half, whole);
+  ASSERT_TRUE(first->WriteCheckpoint(file).ok());
+  ASSERT_TRUE(first->WriteCheckpoint(file).ok()) << "over the one that is there";
+  const auto second = MakeTrainer(model, options);
+  ASSERT_TRUE(second->Resume(file).ok());
+  EXPECT_EQ(second->steps_done(), 5);
+  EXPECT_EQ(ValuesAfter(*second, 5), whole);
+
+  TrainingOptions other = options;
+  other.lora.alpha = 9;
+  const absl::Status refused = MakeTrainer(model, other)->Resume(file);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("another lora-alpha: 8.0, now it is 9.0"));
+  EXPECT_TRUE(absl::IsNotFound(second->Resume(file + "-that-is-not-there")));
+}
+
+TEST(Trainer, HasTheSameBitsOnAnyNumberOfThreads) {
+  TinyModelOptions tiny;
+  tiny.format = "q4_1";
+  const auto model = WriteTinyLlamaGguf(OwnFolder().Folder("threads"), tiny);
+  ASSERT_TRUE(model.ok());
+  TrainingOptions options = SmallRun(3);
+  options.accumulation = 2;
+  const std::vector<float> one = ValuesAfter(*MakeTrainer(*model, options), 3);
+  options.threads = 3;
+  EXPECT_EQ(ValuesAfter(*MakeTrainer(*model, options), 3), one);
+  options.seed = 1;
+  EXPECT_NE(ValuesAfter(*MakeTrainer(*model, options), 3), one);
+}
+
+TEST(Trainer, HasTheSameBitsOnEveryInstructionSet) {
+  const std::string model = ModelPath("gemma3");
+  std::map<std::string_view, std::vector<float>> values;
+  for (const CpuIsa isa : SupportedIsas()) {
+    setenv("TREADLE_CPU_ISA", std::string(Name(isa)).c_str(), 1);
+    values[Name(isa)] = ValuesAfter(*MakeTrainer(model, SmallRun(3)), 3);
+  }
+  unsetenv("TREADLE_CPU_ISA");
+  for (const auto& [name, of] : values) EXPECT_EQ(of, values.begin()->second) << name;
+}
+
+// Batches whose gradients are added up are one batch.
+TEST(Trainer, AccumulatesTheGradientOfAllBatches) {
+  TrainingOptions options = SmallRun(4);
+  const std::string model = ModelPath("qwen3");
+  const std::vector<float> together = ValuesAfter(*MakeTrainer(model, options), 4);
+  options.batch_size = 1;
+  options.accumulation = kBatch;
+  const std::vector<float> apart =
+      ValuesAfter(*MakeTrainer(model, options, RuledExamples(4, 131)), 4);
+  ASSERT_EQ(apart.size(), together.size());
+  // Gradients differ by the order of a float32 sum; Adam's first steps divide them by their size.
+  for (size_t i = 0; i < apart.size(); ++i) EXPECT_NEAR(apart[i], together[i], 2e-3) << i;
+}
+
+// Loss falls along the gradient as far as its norm says.
+void ExpectOwnGradient(const std::string& path, TrainingOptions options) {
+  options.optimizer.learning_rate = options.optimizer.weight_decay = 0;
+  const auto trainer = MakeTrainer(path, options);
+  TrainedAdapter& adapter = trainer->adapter();
+  for (const TrainedAdapter::Module& module : adapter.modules()) {  // B is not zeros
+    const int64_t a = options.lora.rank * module.update.k;
+    for (int64_t i = 0; i < options.lora.rank * module.update.n; ++i) {
+      adapter.values()[module.begin + static_cast<size_t>(a + i)] =
+          0.02f * std::sin(static_cast<float>(i));
+    }
+  }
+  adapter.Refresh();
+  const auto before = trainer->Step();
+  ASSERT_TRUE(before.ok()) << before.status();
+  const double norm = before->gradient_norm, step = 1e-2 / norm;
+  for (size_t i = 0; i < adapter.values().size(); ++i) {
+    adapter.values()[i] -= static_cast<float>(step) * adapter.gradients()[i];
+  }
+  adapter.Refresh();
+  const auto after = trainer->Step();
+  ASSERT_TRUE(after.ok()) << after.status();
+  EXPECT_NEAR((before->loss - after->loss) / (step * norm * norm), 1, 0.05) << norm;
+}
+
+class BaseFormatTest : public testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Formats, BaseFormatTest,
+                         testing::Values("keep", "bf16", "f16", "q8_0", "q4_1", "q4_k", "q6_k",
+                                         "iq4_nl", "nf4", "nf4-dq:128", "int8", "fp8",
+                                         "kbit-int4:64"),
+                         [](const auto& info) { return Identifier(info.param); });
+
+TEST_P(BaseFormatTest, HasTheGradientOfItsOwnLoss) {
+  TinyModelOptions tiny;
+  tiny.hidden = tiny.ffn_hidden = 256;  // whole blocks of any format
+  const auto path = WriteTinyLlamaGguf(OwnFolder().Folder(Identifier(GetParam())), tiny);
+  ASSERT_TRUE(path.ok());
+  TrainingOptions options = SmallRun(1);
+  options.weights = *WeightPlan::Parse(GetParam());
+  ExpectOwnGradient(*path, options);
+}
+
+// Every family that is let in.
+TEST(Trainer, HasTheGradientOfEachFamily) {
+  std::set<std::string> families;
+  for (const auto& entry : std::filesystem::directory_iterator(ModelPath(""))) {
+    if (!entry.is_directory()) continue;
+    const auto checkpoint = Checkpoint::Open(entry.path());
+    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+    if (!CheckTrainable(**checkpoint, {}).ok()) continue;
+    SCOPED_TRACE(entry.path());
+    families.insert((*checkpoint)->config().architecture);
+    ExpectOwnGradient(entry.path(), SmallRun(1));
+  }
+  TrainingOptions apart = SmallRun(1);
+  apart.lora.targets = "o,down";  // matrices that are not fused
+  ExpectOwnGradient(ModelPath("phi3"), apart);
+  EXPECT_GE(families.size(), 12u) << testing::PrintToString(families);
+}
+
+TEST(Trainer, WritesTheFolderThatPeftReads) {
+  // Rows of Q and K are in pairs in the .gguf file, in halves in folders.
+  const TinyModelOptions tiny;
+  const auto gguf = WriteTinyLlamaGguf(OwnFolder().Folder("gguf"), tiny);
+  const auto folder = WriteTinyLlamaFolder(OwnFolder().Folder("folder"), tiny);
+  ASSERT_TRUE(gguf.ok() && folder.ok());
+  std::string written[2];
+  for (const auto& [path, to] : {std::pair(*gguf, &written[0]), std::pair(*folder, &written[1])}) {
+    const auto trainer = MakeTrainer(path, SmallRun(2));
+    ValuesAfter(*trainer, 2);
+    const std::string out = OwnFolder().Folder(path == *gguf ? "from-gguf" : "from-folder");
+    ASSERT_TRUE(trainer->adapter().Write(out, "base").ok());
+    EXPECT_FALSE(trainer->adapter().Write(out, "base").ok()) << "over what is there";
+    std::ifstream file(out + "/adapter_model.safetensors", std::ios::binary);
+    to->assign(std::istreambuf_iterator<char>(file), {});
+    std::ifstream config(out + "/adapter_config.json");
+    const Json json = Json::parse(config);
+    EXPECT_EQ(json["r"], 4);
+    EXPECT_EQ(json["lora_alpha"], 8);
+    EXPECT_EQ(json["target_modules"],
+              Json({"down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"}));
+    const auto mapped = MappedFile::Open(out + "/adapter_model.safetensors");
+    const auto entries = ReadSafetensors(**mapped);
+    ASSERT_TRUE(entries.ok());
+    EXPECT_EQ(entries->size(), 2u * 7u * 2u);
+    const auto found = std::ranges::find(
+        *entries, "base_model.model.model.layers.1.self_attn.k_proj.lora_B.weight",
+        &SafetensorsEntry::name);
+    ASSERT_NE(found, entries->end());
+    EXPECT_EQ(found->shape, (std::vector<int64_t>{32, 4}));
+  }
+  EXPECT_EQ(written[0], written[1]);
+}
+
+TEST(Trainer, RefusesByName) {
+  const auto refusal = [](const std::string& model, const std::string& targets = "q,v") {
+    const auto checkpoint = Checkpoint::Open(ModelPath(model));
+    TREADLE_CHECK(checkpoint.ok());
+    return std::string(CheckTrainable(**checkpoint, {.targets = targets}).message());
+  };
+  EXPECT_EQ(refusal("qwen3"), "");
+  EXPECT_THAT(refusal("gpt2"), HasSubstr("gpt2 models, which have a layer without gradients"));
+  EXPECT_THAT(refusal("mixtral"), HasSubstr("which have experts"));
+  EXPECT_THAT(refusal("phi3"), HasSubstr("which have fused matrices"));
+  EXPECT_THAT(refusal("apertus"), HasSubstr("an activation without gradients"));
+  EXPECT_THAT(refusal("qwen35"), HasSubstr("layers that keep a state"));
+  EXPECT_THAT(refusal("qwen3", "q,w"), HasSubstr("'w' is none, expected some of q,k,v,o,gate"));
+}
+
+}  // namespace
+}  // namespace treadle

@@ -1,0 +1,72 @@
+// The low-rank updates (LoRA, Hu et al. 2021) of a model's linear layers: their numbers, gradients,
+// and the folder that PEFT reads.
+//
+// Thread safety: confined to the thread that calls the backend's ops.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "models/checkpoints/checkpoint.h"
+#include "models/decoder.h"
+#include "training/tape.h"
+
+namespace treadle {
+
+struct LoraOptions {
+  int64_t rank = 16;
+  double alpha = 32;  // updates are multiplied by alpha / rank
+  std::string targets = "q,k,v,o,gate,up,down";
+};
+
+// Ok if a model's layers have gradients and its targets are matrices of their own: families with
+// Llama's layer, without experts, states and fused matrices. Unimplemented otherwise, with what is
+// in the way; InvalidArgument for targets that are none.
+absl::Status CheckTrainable(const Checkpoint& checkpoint, const LoraOptions& options);
+
+class TrainedAdapter {
+ public:
+  // The update of one matrix.
+  struct Module {
+    std::string name;  // "model.layers.0.self_attn.q_proj"
+    size_t begin = 0;  // in values
+    LowRankUpdate update;
+    std::vector<int32_t> row_order;  // FileRowOrder of folders
+    // Memory of update: both of factors, and b.
+    std::vector<float> a_transposed, b_transposed, b;
+  };
+
+  // Makes updates for all layers of `model` and attaches them to `tape`, its backend. They begin as
+  // PEFT's: A uniform in +-1 / sqrt(k), drawn by `seed` (kernels/sampling.h, CounterUniform), B
+  // zeros. REQUIRES: CheckTrainable, and that nothing runs on `tape` once the adapter is gone.
+  static std::unique_ptr<TrainedAdapter> Create(const Checkpoint& checkpoint, const Decoder& model,
+                                                Tape& tape, const LoraOptions& options,
+                                                uint64_t seed);
+
+  const std::vector<Module>& modules() const { return modules_; }
+  // The numbers of all updates, one after the other: A [rank, k], then B transposed [rank, n].
+  std::span<float> values() { return values_; }
+  std::span<float> gradients() { return gradients_; }
+  // Brings the factors that the tape multiplies with up to values.
+  void Refresh();
+
+  // Writes adapter_config.json and adapter_model.safetensors into the folder, with rows in the
+  // order of Hugging Face's folders. base: a path or name that the first shall name. Errors: a
+  // file that is there already, or cannot be written.
+  absl::Status Write(const std::string& folder, const std::string& base) const;
+
+ private:
+  TrainedAdapter() = default;
+  absl::Status WriteConfig(const std::string& path, const std::string& base) const;
+
+  LoraOptions options_;
+  std::vector<Module> modules_;
+  std::vector<float> values_, gradients_;
+};
+
+}  // namespace treadle
