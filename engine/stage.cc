@@ -197,7 +197,7 @@ absl::Status Stage::Begin(const IterationPlan& plan, const std::function<void()>
   return absl::OkStatus();
 }
 
-// What the plan's starts name; null: none.
+// The adapters of a plan's starts; null: none.
 absl::StatusOr<std::vector<std::shared_ptr<const Adapter>>> Stage::AdaptersOf(
     const IterationPlan& plan) const {
   std::vector<std::shared_ptr<const Adapter>> adapters(plan.starts.size());

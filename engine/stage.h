@@ -51,7 +51,6 @@
 #include "engine/replay_log.h"
 #include "kernels/backend.h"
 #include "kernels/collectives/communicator.h"
-#include "models/adapters/adapter.h"
 #include "models/model.h"
 
 namespace treadle {

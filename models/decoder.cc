@@ -74,8 +74,7 @@ absl::Status LayerPass::AddExperts(const LayerWeights& w) const {
                            .normalize = config.normalized_experts,
                            .scale = static_cast<float>(config.expert_scale),
                            .bias = Values(w.router_bias)};
-  TREADLE_RETURN_IF_ERROR(
-      experts.Route(backend, w.router, routing, ffn_in, adapters, expert_use));
+  TREADLE_RETURN_IF_ERROR(experts.Route(backend, w.router, routing, ffn_in, adapters, expert_use));
   experts.Run(backend, w.expert_gate, w.expert_up, w.expert_down, ffn_in);
   const bool shared = w.shared_gate.loaded();
   if (shared) {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "models/activations.h"
-#include "models/adapters/adapter.h"
+#include "models/adapter.h"
 #include "models/adapters/adapter_file.h"
 #include "models/architectures/architecture.h"
 #include "models/architectures/rotary_embedding.h"

@@ -14,7 +14,7 @@
 
 #include "kernels/backend.h"
 #include "models/activations.h"
-#include "models/adapters/adapter.h"
+#include "models/adapter.h"
 #include "models/architectures/model_config.h"
 #include "models/expert_use.h"
 #include "models/linear.h"

@@ -22,7 +22,7 @@
 
 namespace treadle {
 
-class Adapter;  // models/adapters/adapter.h
+class Adapter;  // models/adapter.h
 
 // The tag of a position whose row comes of `token` after rows with the tag `before` (the first: the
 // sequence's adapter), a hash chain over the ids up to it (engine/kv/slot_tags.h). Never 0.
@@ -62,7 +62,7 @@ class LiveSequence {
   // -1: none. Below: the host has not seen it yet (Backend::Embed says what the number means).
   int32_t previous_sample() const { return previous_sample_; }
   bool counting() const { return counting_; }  // its sampling needs counts()
-  // What SequenceStart::adapter names, while the sequence lives; null: none.
+  // The adapter of SequenceStart, for as long as the sequence lives; null: none.
   const Adapter* adapter() const { return adapter_.get(); }
   void SetAdapter(std::shared_ptr<const Adapter> adapter) { adapter_ = std::move(adapter); }
   // [hidden]: the sum of its final hidden states, with mean_pooling; kept by the last stage.

@@ -46,9 +46,9 @@ struct RecordingSummary {
   int64_t iterations = 0;                    // answered
   int64_t unanswered = 0;                    // told and not answered
   std::map<uint64_t, RecordedAdapter> adapters;  // by id
-  std::vector<std::string> epoch_ends;       // "epoch 3: worker ... is lost"
-  std::string end;                           // why the recording ended; empty: in the middle
-  size_t cut_off = 0;                        // bytes at the end that are no whole entry
+  std::vector<std::string> epoch_ends;           // "epoch 3: worker ... is lost"
+  std::string end;                               // why the recording ended; empty: in the middle
+  size_t cut_off = 0;                            // bytes at the end that are no whole entry
   RecordedRequests requests;
 
   // NotFound names the iterations that were answered, if this is none of them.

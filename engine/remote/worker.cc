@@ -235,8 +235,9 @@ void Worker::State::Dispatch(const MasterPointer& master, control::MasterMessage
       return;
     }
     case control::MasterMessage::kLoadAdapter:
-      return Post(master, [this, master, adapter = std::make_shared<control::Adapter>(std::move(
-                                             *message.mutable_load_adapter()))] {
+      return Post(master, [this, master,
+                           adapter = std::make_shared<control::Adapter>(
+                               std::move(*message.mutable_load_adapter()))] {
         return LoadAdapter(master, std::move(*adapter));
       });
     case control::MasterMessage::kUnloadAdapter:
@@ -402,7 +403,7 @@ absl::Status Worker::State::Reserve(const MasterPointer& master, const PageCount
   return absl::OkStatus();
 }
 
-// What fails is the adapter's, not the attachment's.
+// A failure is the adapter's, not the attachment's.
 absl::Status Worker::State::LoadAdapter(const MasterPointer& master, control::Adapter&& adapter) {
   if (stage_ == nullptr || stage_->ranks() == nullptr) {
     return absl::FailedPreconditionError("an adapter comes before the cache is reserved");

@@ -5,9 +5,9 @@
 #include <utility>
 
 #include "base/status.h"
-#include "models/adapters/adapter_file.h"
 #include "engine/plan/plan_messages.h"
 #include "engine/remote/control.pb.h"
+#include "models/adapters/adapter_file.h"
 #include "models/checkpoints/fingerprint.h"
 
 namespace treadle {
@@ -266,13 +266,14 @@ absl::Status WorkerCluster::LoadAdapter(const std::shared_ptr<const AdapterFile>
     if (peers_[stage].state >= State::kIdle) status = SendAdapter(stage, *adapter);
   }
   const auto missing = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return std::ranges::any_of(peers_, [&](const Peer& peer) { return peer.adapters.contains(id); });
+    return std::ranges::any_of(peers_,
+                               [&](const Peer& peer) { return peer.adapters.contains(id); });
   };
   while (status.ok() && missing()) {
     if (changed_.WaitUntil(mutex_, deadline)) continue;
-    status = absl::DeadlineExceededError(
-        Str(adapter->path(), ": a worker has not loaded it within ",
-            options_.iteration_deadline.count(), " ms"));
+    status =
+        absl::DeadlineExceededError(Str(adapter->path(), ": a worker has not loaded it within ",
+                                        options_.iteration_deadline.count(), " ms"));
   }
   if (status.ok()) status = refused_[id];
   refused_.erase(id);

@@ -76,8 +76,8 @@ class WorkerCluster {
     return status_;
   }
 
-  // As Engine's: every worker that has a stage answers within the iteration deadline. One that takes
-  // a stage later gets all adapters before its first epoch.
+  // As Engine's: every worker that has a stage answers within the iteration deadline. One that
+  // takes a stage later gets all adapters before its first epoch.
   absl::Status LoadAdapter(const std::shared_ptr<const AdapterFile>& adapter);
   void UnloadAdapter(uint64_t id);
 

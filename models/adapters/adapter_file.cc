@@ -137,8 +137,7 @@ absl::Status AdapterReader::ReadConfig(const std::string& path) {
   return absl::OkStatus();
 }
 
-// As PEFT reads patterns: a name that begins with ^ is a module's whole name, others its last
-// parts.
+// Patterns are PEFT's: a name that begins with ^ is a module's whole name, others its last parts.
 double AdapterReader::AlphaOf(std::string_view module) const {
   for (const auto& [key, alpha] : alphas_) {
     const bool whole = key.starts_with('^');
@@ -351,8 +350,8 @@ absl::StatusOr<std::shared_ptr<const AdapterFile>> AdapterReader::Take(AdapterCo
                          tensor->shape[1] < INT32_MAX;
       if (tensor->format != nullptr && whole && !tensor->format->apart() &&
           tensor->shape[1] % tensor->format->block == 0 &&
-          tensor->bytes == static_cast<uint64_t>(tensor->format->MatrixBytes(
-                               tensor->shape[0], tensor->shape[1]))) {
+          tensor->bytes == static_cast<uint64_t>(
+                               tensor->format->MatrixBytes(tensor->shape[0], tensor->shape[1]))) {
         continue;
       }
       return InvalidArgument(file_->path_, ": the factors of ", Quoted(factors.name),

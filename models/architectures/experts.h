@@ -111,7 +111,7 @@ inline constexpr Architecture kQwen2Moe = {.name = "qwen2moe",
                                            .shared_expert = true,
                                            .unnormalized_experts = true};
 
-// What routers that score by sigmoids choose with (Routing::bias).
+// The bias that routers of sigmoids choose with (Routing::bias).
 inline constexpr TensorRow kRouterBias[] = {{.part = Part::kRouterBias,
                                              .gguf = "exp_probs_b.bias",
                                              .hugging_face = "mlp.gate.e_score_correction_bias",

@@ -43,16 +43,16 @@ class AdapterRegistry : public std::enable_shared_from_this<AdapterRegistry> {
   using Clock = std::chrono::steady_clock;
   struct Options {
     std::vector<std::string> taken;  // names that no adapter can have: the model's own
-    std::string folder;        // its folders and .gguf files are adapters of that name; empty: none
-    int64_t max_loaded = 16;   // at once
-    int64_t memory = 0;        // bytes of all that are loaded; 0: no bound but their number
+    std::string folder;       // its folders and .gguf files are adapters of that name; empty: none
+    int64_t max_loaded = 16;  // at once
+    int64_t memory = 0;       // bytes of all that are loaded; 0: no bound but their number
     int64_t max_waiting = 1024;  // requests that wait for one to be loaded
   };
   // An adapter that has a name.
   struct Named {
     std::string name, path;
-    std::string hash;      // empty: its files were not read yet
-    int64_t rank = 0;      // likewise 0
+    std::string hash;  // empty: its files were not read yet
+    int64_t rank = 0;  // likewise 0
     bool loaded = false;
     int64_t holders = 0;   // requests that run with it, or wait to run
     int64_t requests = 0;  // that have asked for it
@@ -68,7 +68,7 @@ class AdapterRegistry : public std::enable_shared_from_this<AdapterRegistry> {
 
   // `engine` loads them, and outlives Stop. ResourceExhausted if there is no thread to be had.
   absl::Status Start(Engine& engine);
-  // Who waits gets Unavailable. Idempotent.
+  // Waiting requests get Unavailable. Idempotent.
   void Stop() ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Gives the name to an adapter, whose files are read and checked. AdapterFile::Open's errors;
@@ -117,12 +117,11 @@ class AdapterRegistry : public std::enable_shared_from_this<AdapterRegistry> {
   void Run() ABSL_LOCKS_EXCLUDED(mutex_);
   // Ends one wait, if one can end now. These and the next release the lock for a while.
   bool EndOne() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // What a waiter gets; nothing: it goes on waiting.
+  // The answer to a waiter; nothing: it goes on waiting.
   std::optional<absl::StatusOr<AdapterHold>> Try(const std::string& name, bool& needs_room)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Read(const std::string& name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status Load(std::shared_ptr<const AdapterFile> file)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status Load(std::shared_ptr<const AdapterFile> file) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool HasRoom(const AdapterFile& file, bool beside_held) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   uint64_t LeastRecent(bool held) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

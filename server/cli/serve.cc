@@ -162,7 +162,7 @@ LogEvent Chosen(const ServeOptions& options, const OpenedModel& opened) {
   return event;
 }
 
-void AddAdapters(const ServedModel& model, int64_t most, Metrics& metrics) {
+void AddAdapters(const ServedModel& model, const ServeOptions& options, Metrics& metrics) {
   const std::shared_ptr<AdapterRegistry> adapters = model.adapters;
   if (!adapters) return;
   const auto now = [adapters](int64_t AdapterRegistry::Counts::*member) {
@@ -176,12 +176,15 @@ void AddAdapters(const ServedModel& model, int64_t most, Metrics& metrics) {
                      now(&AdapterRegistry::Counts::loads));
   metrics.AddCounter("treadle:lora_evictions_total", "LoRA adapters that made room for others.",
                      now(&AdapterRegistry::Counts::evictions));
-  metrics.AddInfo("treadle:lora_requests_info", "LoRA adapters that requests have or wait for.",
-                  [adapters, most]() -> Metrics::Labels {
-                    return {{"max_lora", Str(most)},
-                            {"running_lora_adapters", absl::StrJoin(adapters->Running(), ",")},
-                            {"waiting_lora_adapters", absl::StrJoin(adapters->Waiting(), ",")}};
-                  });
+  const auto info = [adapters, most = options.max_loras]() -> Metrics::Labels {
+    return {{"max_lora", Str(most)},
+            {"running_lora_adapters", absl::StrJoin(adapters->Running(), ",")},
+            {"waiting_lora_adapters", absl::StrJoin(adapters->Waiting(), ",")}};
+  };
+  constexpr char kHelp[] = "LoRA adapters that requests have or wait for.";
+  metrics.AddInfo("treadle:lora_requests_info", kHelp, info);
+  if (options.metrics_dialect == MetricsDialect::kTreadle) return;
+  metrics.AddInfo("vllm:lora_requests_info", kHelp, info);
 }
 
 // Metrics of the program and its cache that stay as they are.
@@ -283,7 +286,7 @@ absl::StatusOr<int> Serve(const ServeOptions& options, std::string configuration
                      "Log lines dropped: the queue was full, or the file failed.",
                      [&log] { return static_cast<double>(log.dropped()); });
   AddPageFiles(scheduling.page_files, metrics);
-  AddAdapters(stack->model(), options.max_loras, metrics);
+  AddAdapters(stack->model(), options, metrics);
   std::vector<LedgerFollower::Sink> sinks = {
       [&metrics](const LedgerRecord& record, uint64_t) { metrics.Record(record); }};
   if (!options.ledger_file.empty()) {

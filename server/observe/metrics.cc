@@ -242,8 +242,7 @@ void Metrics::AddInfo(const char* name, const char* help, const Labels& labels) 
 }
 
 void Metrics::AddInfo(const char* name, const char* help, std::function<Labels()> now) {
-  auto& family =
-      prometheus::BuildGauge().Name(name).Help(help).Register(instruments_->registry);
+  auto& family = prometheus::BuildGauge().Name(name).Help(help).Register(instruments_->registry);
   instruments_->others.push_back(
       [&family, now = std::move(now), last = static_cast<prometheus::Gauge*>(nullptr)]() mutable {
         if (last != nullptr) family.Remove(last);

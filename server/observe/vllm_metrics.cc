@@ -14,7 +14,6 @@ using enum VllmMetric::Buckets;
 constexpr VllmMetric kMetrics[] = {
     {"num_requests_running"},
     {"num_requests_waiting"},
-    {"lora_requests_info"},
     {"kv_cache_usage_perc"},
     {"prompt_tokens_total"},
     {"generation_tokens_total"},

@@ -93,9 +93,9 @@ HttpRoute Change(const std::string& path, SessionEnvironment& sessions, bool loa
                   [request, reply, &model = sessions.model, load, counts = sessions.refusals] {
                     const auto answer = LoadOrUnload(model, load, request->body);
                     counts->Add(answer.status()).IgnoreError();
-                    reply->Send(answer.ok() ? HttpResponse{.content_type = "text/plain",
-                                                           .body = *answer}
-                                            : OpenAiError(answer.status()));
+                    reply->Send(answer.ok()
+                                    ? HttpResponse{.content_type = "text/plain", .body = *answer}
+                                    : OpenAiError(answer.status()));
                   });
             }
             if (!status.ok()) reply->Send(OpenAiError(status));
@@ -109,10 +109,10 @@ std::vector<HttpRoute> ModelRoutes(SessionEnvironment& sessions) {
   const auto answer = [&sessions, list](const HttpRequest& request, const auto& reply) {
     const absl::Status caller = sessions.Authorize(request.Header("authorization")).status();
     const std::string path(request.path);
-    const absl::StatusOr<std::string> body =
-        !caller.ok()             ? absl::StatusOr<std::string>(caller)
-        : path.size() <= kModels.size() + 1 ? list->All()
-                                 : list->One(path.substr(kModels.size() + 1));
+    const absl::StatusOr<std::string> body = !caller.ok() ? absl::StatusOr<std::string>(caller)
+                                             : path.size() <= kModels.size() + 1
+                                                 ? list->All()
+                                                 : list->One(path.substr(kModels.size() + 1));
     reply->Send(body.ok() ? HttpResponse{.content_type = "application/json", .body = *body}
                           : OpenAiError(body.status()));
   };

@@ -58,8 +58,9 @@ OpenAiAnswer::OpenAiAnswer(const ServedModel& model, const OpenAiRequest& reques
                 !chat_    ? "text_completion"
                 : stream_ ? "chat.completion.chunk"
                           : "chat.completion",
-                R"(","created":)", created, R"(,"model":)", JsonString(model.NameFor(request.common.adapter)),
-                R"(,"system_fingerprint":)", JsonString(model.fingerprint), R"(,"choices":[)")),
+                R"(","created":)", created, R"(,"model":)",
+                JsonString(model.NameFor(request.common.adapter)), R"(,"system_fingerprint":)",
+                JsonString(model.fingerprint), R"(,"choices":[)")),
       prompts_(request.prompts.size()) {
   if (!echo_) return;
   for (const OpenAiRequest::Prompt& prompt : request.prompts) {

@@ -374,7 +374,8 @@ absl::StatusOr<Json> ReadBody(std::string_view body, const ServedModel& model) {
 
 std::string AdapterNamed(const Json& object, const ServedModel& model) {
   const Json name = object.value("model", Json());
-  return name.is_string() && model.IsAdapter(name.get<std::string>()) ? name.get<std::string>() : "";
+  return name.is_string() && model.IsAdapter(name.get<std::string>()) ? name.get<std::string>()
+                                                                      : "";
 }
 
 absl::StatusOr<OpenAiRequest> ReadOpenAiRequest(std::string_view body, bool chat,

@@ -63,7 +63,7 @@ struct GenerateRequest {
   std::optional<int32_t> logprobs = {};  // alternatives per generated token; absent: none are told
   std::optional<int32_t> prompt_logprobs = {};  // the same for prompt tokens
   std::optional<Constraint> constraint = {};    // what the answer must look like
-  std::string adapter = {};     // by name; empty: the model as it is
+  std::string adapter = {};                     // by name; empty: the model as it is
   std::string cache_salt = {};  // only requests of the same one share what is cached of prompts
   std::string speculate = {};   // a word of kSpeculate; empty: the server's
   int32_t priority = 0;         // as in RequestSpec

@@ -62,7 +62,7 @@ struct ServedModel {
   bool IsAdapter(std::string_view asked) const {
     return adapters && !IsCalled(asked) && adapters->Has(asked);
   }
-  // What answers say, to a request with that adapter (empty: none).
+  // The name in answers to a request with that adapter (empty: none).
   const std::string& NameFor(const std::string& adapter) const {
     return adapter.empty() ? name : adapter;
   }

@@ -45,8 +45,9 @@ absl::StatusOr<std::shared_ptr<ApiKey>> SessionEnvironment::Authorize(
 absl::Status SessionEnvironment::CheckOperator(std::string_view authorization) const {
   TREADLE_ASSIGN_OR_RETURN(const std::shared_ptr<ApiKey> key, KeyOf(authorization));
   if (key && key->terms().is_operator) return absl::OkStatus();
-  return absl::PermissionDeniedError("this call changes the server, expected an operator's key "
-                                     "(--api-keys-file)");
+  return absl::PermissionDeniedError(
+      "this call changes the server, expected an operator's key "
+      "(--api-keys-file)");
 }
 
 absl::StatusOr<std::string> SessionEnvironment::OwnerOf(std::string_view authorization) const {
@@ -230,9 +231,9 @@ absl::Status Session::Submit(const absl::StatusOr<ValidatedRequest>& valid, Stor
   RequestSpec spec = spec_;
   spec.adapter_hold = std::move(adapter_.hold);
   if (resumed != nullptr && resumed->request.adapter != adapter_.hash) {
-    return absl::FailedPreconditionError(
-        Str("the adapter of the request has the contents ", adapter_.hash, ", it was accepted with ",
-            resumed->request.adapter.empty() ? "none" : resumed->request.adapter));
+    return absl::FailedPreconditionError(Str(
+        "the adapter of the request has the contents ", adapter_.hash, ", it was accepted with ",
+        resumed->request.adapter.empty() ? "none" : resumed->request.adapter));
   }
   if (resumed != nullptr) {
     stored_ = std::move(resumed->stream);

@@ -289,7 +289,7 @@ class Session : public Recipient, public std::enable_shared_from_this<Session> {
   size_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;             // as the work pool counts them
   Clock::time_point arrival_ ABSL_GUARDED_BY(mutex_);
   Clock::time_point deadline_ ABSL_GUARDED_BY(mutex_) = Clock::time_point::max();
-  RequestSpec spec_ ABSL_GUARDED_BY(mutex_);  // without the hold of its adapter
+  RequestSpec spec_ ABSL_GUARDED_BY(mutex_);     // without the hold of its adapter
   AdapterHold adapter_ ABSL_GUARDED_BY(mutex_);  // until the pool has it
   RequestPool::Submitted submitted_ ABSL_GUARDED_BY(mutex_);
 

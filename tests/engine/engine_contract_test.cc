@@ -318,7 +318,8 @@ TEST_P(EngineContract, AdaptersOfTheCompanyDoNotMatter) {
   ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
   AdapterFiles adapters;
   for (const char* const name : {"llama", "llama-second", "llama-bf16"}) {
-    auto opened = AdapterFile::Open(Str(TREADLE_TESTDATA "/adapters/", name), (*checkpoint)->config());
+    auto opened =
+        AdapterFile::Open(Str(TREADLE_TESTDATA "/adapters/", name), (*checkpoint)->config());
     ASSERT_TRUE(opened.ok()) << opened.status();
     adapters.push_back(*std::move(opened));
   }

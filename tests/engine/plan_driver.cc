@@ -8,7 +8,7 @@
 namespace treadle {
 namespace {
 
-// As the server's: requests of one adapter share what is cached.
+// Requests of one adapter share what is cached, as in the server.
 std::string SaltOf(const AloneRequest& request) {
   return request.adapter == 0 ? std::string() : std::to_string(request.adapter);
 }
@@ -88,7 +88,8 @@ int32_t PlanDriver::Reuse(Sequence& first, IterationPlan& plan) {
   }
   const std::span<const int32_t> prompt = request.prompt;
   const std::string salt = SaltOf(request);
-  const int32_t reused = kv_.ShareKept({salt, prompt.first(prompt.size() - 1), request.adapter}, tables);
+  const int32_t reused =
+      kv_.ShareKept({salt, prompt.first(prompt.size() - 1), request.adapter}, tables);
   kv_.AddPrefixCopies({salt, prompt.first(reused), request.adapter}, first.pages, plan);
   reused_ += reused;
   return reused;
@@ -195,7 +196,8 @@ IterationPlan PlanDriver::Next(uint64_t epoch, uint64_t iteration) {
     if (!sequence.answer.tokens.empty()) ids.pop_back();
     ids.resize(std::min(ids.size(), static_cast<size_t>(sequence.next_position)));
     const std::string salt = SaltOf(request);
-    kv_.KeepAndRelease({salt, ids, request.adapter}, sequence.pages, {sequence.begun, sequence.written});
+    kv_.KeepAndRelease({salt, ids, request.adapter}, sequence.pages,
+                       {sequence.begun, sequence.written});
   }
   while (next_request_ < requests_.size() && random_() % 3 != 0 && Admit(next_request_)) {
     ++next_request_;

@@ -74,9 +74,11 @@ const std::vector<Room>& Rooms() {
        {}},
       // Constraints on tokens; XGrammar stays in one source of it.
       {"server/constraint", {"scheduler/", "engine/", "models/text/", "base/"}, {}},
+      // Which adapters are in memory.
+      {"server/adapters", {"engine/", "models/", "base/"}, {}},
       {"server/session",
-       {"server/access/", "server/constraint/", "server/durable/", "server/observe/", "scheduler/",
-        "engine/", "models/text/", "base/"},
+       {"server/adapters/", "server/access/", "server/constraint/", "server/durable/",
+        "server/observe/", "scheduler/", "engine/", "models/text/", "base/"},
        {}},
       // What is on disk.
       {"server/durable",

@@ -51,8 +51,9 @@ std::string SampleOf(const nlohmann::json& schema) {
   if (schema.value("type", "") == "number") return "5.5";
   if (schema.contains("maximum")) return schema["maximum"].dump();
   const std::regex pattern(schema.value("pattern", ""));
-  for (const char* sample : {"500ms", "1.5G", "/tmp/ledger.jsonl", "https://app.example",
-                             "draft:/models/draft.gguf", "/var/cache/treadle:20G"}) {
+  for (const char* sample :
+       {"500ms", "1.5G", "/tmp/ledger.jsonl", "https://app.example", "draft:/models/draft.gguf",
+        "/var/cache/treadle:20G", "json=/adapters/json"}) {
     if (schema.contains("pattern") && std::regex_match(sample, pattern)) {
       return Str('"', sample, '"');
     }

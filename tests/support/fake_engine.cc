@@ -383,9 +383,8 @@ FakeEngine::Page* FakeEngine::PageOf(const SequenceStart& start, int64_t positio
 // Returns the row, which all stages that run it write.
 uint64_t FakeEngine::Enter(Live& live, const StageRange& stages, int64_t position, int32_t token) {
   live.chains.resize(static_cast<size_t>(position));
-  const uint64_t chain =
-      Mix(live.chains.empty() ? RootOf(live.start.adapter) : live.chains.back(),
-          static_cast<uint64_t>(token));
+  const uint64_t chain = Mix(live.chains.empty() ? RootOf(live.start.adapter) : live.chains.back(),
+                             static_cast<uint64_t>(token));
   for (int stage = stages.begin; stage < std::min(stages.end, options_.stages); ++stage) {
     if (stage == stages.begin && stage > 0) CheckLog(live, stage - 1, position, chain);
     EnterAt(live, stage, position, chain);

@@ -102,7 +102,7 @@ class FakeEngine final : public Engine {
   std::vector<std::string> violations() const ABSL_LOCKS_EXCLUDED(mutex_);
   int64_t live_sequences() const ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Those that are loaded; and has loads fail from now on.
+  // The adapters that are loaded. RefuseAdapters has loads fail from now on.
   std::set<uint64_t> adapters() const ABSL_LOCKS_EXCLUDED(mutex_);
   void RefuseAdapters(absl::Status why) ABSL_LOCKS_EXCLUDED(mutex_);
 

@@ -54,7 +54,7 @@ class ReferenceRunner {
  private:
   void Forward(const AloneRequest& request, std::span<const int32_t> ids, int64_t first_position,
                int64_t end);
-  // Of so many rows; none: the request names none.
+  // The adapter of so many rows; empty: the request names none.
   std::vector<const Adapter*> AdaptersOf(const AloneRequest& request, int64_t rows) const;
   SampleResult Output(const AloneRequest& request, std::span<const int32_t> ids, int64_t row,
                       bool sample, int32_t target);

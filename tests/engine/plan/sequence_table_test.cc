@@ -219,9 +219,6 @@ TEST(SequenceTable, NamesTokensThatCannotBe) {
   start.sampling.logit_bias = {{.token = -5, .bias = 1}};
   ExpectBad(table, PlanOf().Start(start), kInvalid, "logit bias for token -5");
   start.sampling.logit_bias = {};
-  start.adapter = 3;
-  ExpectBad(table, PlanOf().Start(start), kInvalid, "adapter 3 is not loaded");
-  start.adapter = 0;
   start.first_position = 2;
   ExpectBad(table, PlanOf().Start(start), kInvalid, "0 earlier tokens, expected one for each");
   start.earlier_tokens = {1};

@@ -103,6 +103,9 @@ class WrongReference final : public ForwardingBackend {
       for (int64_t i = 0; i < tensor.cols; ++i) tensor.Row<float>(row)[i] *= 1.0001f;
     }
   }
+  void Spoil(std::span<const LowRankProduct> products) {
+    for (const LowRankProduct& product : products) Spoil(product.out);
+  }
   void Spoil(std::span<const Projection> projections) {
     for (const Projection& projection : projections) Spoil(projection.out);
   }

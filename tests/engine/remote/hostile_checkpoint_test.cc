@@ -137,7 +137,7 @@ TEST(HostileCheckpoint, ConfigurationsArriveAsTheyWere) {
     ASSERT_EQ(DecodeConfig(parsed, arrived), absl::OkStatus());
     ASSERT_EQ(arrived, config);
   }
-  EXPECT_EQ(names.size(), 48u + 4 + 4 + 7);
+  EXPECT_EQ(names.size(), 53u + 4 + 4 + 7);
 }
 
 TEST(HostileCheckpoint, ConfigurationsThatAreNotOursAreRefused) {

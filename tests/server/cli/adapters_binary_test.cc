@@ -71,8 +71,8 @@ TEST(AdaptersBinary, ARecordingRunsAgainWithTheSameAdapters) {
   const TestFolder folder;
   std::filesystem::copy(kAdapters + "llama", folder / "mine");
   const std::string record = folder / "record";
-  const std::vector<std::string> words = {
-      "--model", kBase, "--lora", "mine=" + (folder / "mine"), "--record", record};
+  const std::vector<std::string> words = {"--model",  kBase, "--lora", "mine=" + (folder / "mine"),
+                                          "--record", record};
   {
     ServedBinary server(std::string(ServedBinary::kGrpcOnly) + "--threads 1", words);
     ASSERT_SERVES(server);
@@ -90,8 +90,11 @@ TEST(AdaptersBinary, HttpNamesThemAsModels) {
   ServedBinary server("--metrics-listen none", Flags());
   ASSERT_SERVES(server);
   const auto ask = [&](const std::string& model) {
-    const Json body = {{"model", model}, {"prompt", {5, 7, 9}}, {"max_tokens", 6},
-                       {"temperature", 0}, {"return_token_ids", true}};
+    const Json body = {{"model", model},
+                       {"prompt", {5, 7, 9}},
+                       {"max_tokens", 6},
+                       {"temperature", 0},
+                       {"return_token_ids", true}};
     return Exchange(server.http_port(), "POST /v1/completions", body.dump());
   };
   const Json models = Exchange(server.http_port(), "GET /v1/models").body["data"];
@@ -102,7 +105,8 @@ TEST(AdaptersBinary, HttpNamesThemAsModels) {
   EXPECT_EQ(models[1]["parent"], "llama-grouped");
   EXPECT_EQ(Exchange(server.http_port(), "GET /v1/models/one").body["parent"], "llama-grouped");
   EXPECT_EQ(Exchange(server.http_port(), "GET /v1/models/two").code, 404);
-  const auto base = ask("llama-grouped"), one = ask("one"), unknown = ask("two"), other = ask("gpt2");
+  const auto base = ask("llama-grouped"), one = ask("one"), unknown = ask("two"),
+             other = ask("gpt2");
   EXPECT_EQ(one.body["model"], "one");
   EXPECT_NE(base.body["system_fingerprint"], one.body["system_fingerprint"]);
   EXPECT_NE(base.body["choices"][0]["token_ids"], one.body["choices"][0]["token_ids"]);

@@ -1,4 +1,4 @@
-#include "models/adapters/adapter.h"
+#include "models/adapter.h"
 
 #include <algorithm>
 
