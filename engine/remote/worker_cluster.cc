@@ -255,6 +255,11 @@ void WorkerCluster::Lose(size_t stage, const absl::Status& why) {
   spares_.pop_front();
 }
 
+bool WorkerCluster::Missing(uint64_t adapter) const {
+  return std::ranges::any_of(peers_,
+                             [&](const Peer& peer) { return peer.adapters.contains(adapter); });
+}
+
 absl::Status WorkerCluster::LoadAdapter(const std::shared_ptr<const AdapterFile>& adapter) {
   const uint64_t id = adapter->id();
   const TimePoint deadline = SteadyClock::now() + options_.iteration_deadline;
@@ -265,11 +270,7 @@ absl::Status WorkerCluster::LoadAdapter(const std::shared_ptr<const AdapterFile>
   for (size_t stage = 0; stage < peers_.size() && status.ok(); ++stage) {
     if (peers_[stage].state >= State::kIdle) status = SendAdapter(stage, *adapter);
   }
-  const auto missing = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return std::ranges::any_of(peers_,
-                               [&](const Peer& peer) { return peer.adapters.contains(id); });
-  };
-  while (status.ok() && missing()) {
+  while (status.ok() && Missing(id)) {
     if (changed_.WaitUntil(mutex_, deadline)) continue;
     status =
         absl::DeadlineExceededError(Str(adapter->path(), ": a worker has not loaded it within ",

@@ -158,6 +158,8 @@ class WorkerCluster {
   absl::Status OnReserved(size_t stage, uint64_t memory) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status OnAdapter(size_t stage, const control::AdapterLoaded& loaded)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Whether a worker has not answered that it has the adapter.
+  bool Missing(uint64_t adapter) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status SendAdapter(size_t stage, const AdapterFile& adapter)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void OnFailed(size_t stage, const control::Failed& failed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -176,7 +176,7 @@ void TolerantReference::AddLowRank(Tensor x, std::span<const LowRankProduct> pro
       for (int64_t j = 0; j < by.rank; ++j) {
         for (int64_t i = 0; i < x.cols; ++i) {
           const double factor = by.a == nullptr
-                                    ? double{i == j}
+                                    ? (i == j ? 1.0 : 0.0)
                                     : LoadElement(by.type, by.a, i * LowRankStride(by.rank) + j);
           sizes[static_cast<size_t>(j)] += std::fabs(x.Row<float>(row)[i] * factor);
         }
