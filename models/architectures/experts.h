@@ -14,7 +14,7 @@
 namespace treadle {
 
 template <size_t kFirst, size_t kSecond>
-consteval auto Joined(const std::array<TensorRow, kFirst>& first,
+constexpr auto Joined(const std::array<TensorRow, kFirst>& first,
                       const std::array<TensorRow, kSecond>& second) {
   std::array<TensorRow, kFirst + kSecond> rows = {};
   std::copy(second.begin(), second.end(), std::copy(first.begin(), first.end(), rows.begin()));
@@ -22,12 +22,12 @@ consteval auto Joined(const std::array<TensorRow, kFirst>& first,
 }
 // A dense family's tensors without its feed-forward network, which is last.
 template <size_t kRows>
-consteval auto WithoutFfn(const TensorRow (&dense)[kRows]) {
+constexpr auto WithoutFfn(const TensorRow (&dense)[kRows]) {
   std::array<TensorRow, kRows - 3> rows = {};
   std::copy_n(dense, rows.size(), rows.begin());
   return rows;
 }
-consteval auto ExpertTensors(std::string_view router, std::string_view gate, std::string_view up,
+constexpr auto ExpertTensors(std::string_view router, std::string_view gate, std::string_view up,
                              std::string_view down) {
   return std::array<TensorRow, 4>{
       {{Part::kRouter, "ffn_gate_inp", router, Extent::kExperts, Extent::kHidden},

@@ -35,7 +35,7 @@ inline constexpr TensorRow kLlamaTensors[] = {
 
 // The rows as `change` leaves each of them: for families that call some parts otherwise.
 template <size_t kRows, typename Change>
-consteval auto Changed(std::array<TensorRow, kRows> rows, Change change) {
+constexpr auto Changed(std::array<TensorRow, kRows> rows, Change change) {
   for (TensorRow& row : rows) change(row);
   return rows;
 }
