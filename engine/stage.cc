@@ -202,11 +202,12 @@ absl::StatusOr<std::vector<std::shared_ptr<const Adapter>>> Stage::AdaptersOf(
     const IterationPlan& plan) const {
   std::vector<std::shared_ptr<const Adapter>> adapters(plan.starts.size());
   for (size_t i = 0; i < adapters.size(); ++i) {
-    const auto& [sequence, id] = std::pair(plan.starts[i].sequence, plan.starts[i].adapter);
-    if (id == 0) continue;
-    if (find_adapter_) adapters[i] = find_adapter_(id);
+    const SequenceStart& start = plan.starts[i];
+    if (start.adapter == 0) continue;
+    if (find_adapter_) adapters[i] = find_adapter_(start.adapter);
     if (adapters[i] == nullptr) {
-      return NotFound("start of sequence ", sequence, ": adapter ", id, ", which is not loaded");
+      return NotFound("start of sequence ", start.sequence, ": adapter ", start.adapter,
+                      ", which is not loaded");
     }
   }
   return adapters;

@@ -240,7 +240,7 @@ const std::vector<ServeFlag>& ServeFlags() {
       {"--max-loras",
        "adapters in memory at once; those asked least recently make room for others, and requests "
        "wait where all are in use",
-       kServing, kServer, Integer(&O::max_loras, 1, 4096)},
+       kServing, kServer, Integer(&O::max_loras, 1, 512)},
       {"--lora-memory", "most bytes of adapters in memory; 0: as many as --max-loras", kServing,
        kServer,
        Size(&O::lora_memory, 0, std::numeric_limits<int64_t>::max(), "a size such as 1G, or 0")},

@@ -101,10 +101,12 @@ absl::Status ServingStack::Start() {
   });
 }
 
-ServingStack::~ServingStack() {
-  Stop(absl::UnavailableError("the server is stopping"));
+void ServingStack::Stop(absl::Status status) {
+  loop_->Stop(std::move(status));
   if (model_.adapters) model_.adapters->Stop();
 }
+
+ServingStack::~ServingStack() { Stop(absl::UnavailableError("the server is stopping")); }
 
 ServingStack::Pages ServingStack::pages() const {
   uint64_t next = std::max<uint64_t>(ledger_.end(), 1) - 1;

@@ -58,8 +58,8 @@ class ServingStack {
   const std::string& chosen() const { return chosen_; }  // empty: nothing was
   // Refuses new requests and waits until all accepted ones ended; false if `deadline` came first.
   bool Drain(Clock::time_point deadline);
-  // Ends what is left with `status`. Idempotent.
-  void Stop(absl::Status status) { loop_->Stop(std::move(status)); }
+  // Ends what is left with `status`, requests that wait for adapters too. Idempotent.
+  void Stop(absl::Status status);
 
   // The serving loop's state; callable from any thread.
   uint64_t turns() const { return loop_->turns(); }

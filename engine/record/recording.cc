@@ -53,8 +53,9 @@ class RecordingEngine final : public Engine {
     below_->SetMasks(epoch, iteration, std::move(masks));
   }
   absl::Status LoadAdapter(std::shared_ptr<const AdapterFile> adapter) override {
+    TREADLE_RETURN_IF_ERROR(below_->LoadAdapter(adapter));
     recording_->Adapter({adapter->id(), adapter->path(), adapter->hash()});
-    return below_->LoadAdapter(std::move(adapter));
+    return absl::OkStatus();
   }
   void UnloadAdapter(uint64_t id) override { below_->UnloadAdapter(id); }
   std::vector<IterationResult> TakeResults() override {

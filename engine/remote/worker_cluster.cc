@@ -6,6 +6,7 @@
 
 #include "base/status.h"
 #include "engine/plan/plan_messages.h"
+#include "engine/remote/adapter_messages.h"
 #include "engine/remote/control.pb.h"
 #include "models/adapters/adapter_file.h"
 #include "models/checkpoints/fingerprint.h"
@@ -263,13 +264,20 @@ bool WorkerCluster::Missing(uint64_t adapter) const {
 absl::Status WorkerCluster::LoadAdapter(const std::shared_ptr<const AdapterFile>& adapter) {
   const uint64_t id = adapter->id();
   const TimePoint deadline = SteadyClock::now() + options_.iteration_deadline;
+  std::vector<control::MasterMessage> messages(options_.stages.size());  // long ones: made unlocked
+  for (size_t stage = 0; stage < messages.size(); ++stage) {
+    TREADLE_RETURN_IF_ERROR(EncodeAdapter(*adapter, options_.stages[stage].layers,
+                                          *messages[stage].mutable_load_adapter()));
+  }
   MutexLock lock(mutex_);
   adapters_[id] = adapter;
   refused_[id] = absl::OkStatus();
-  absl::Status status;
-  for (size_t stage = 0; stage < peers_.size() && status.ok(); ++stage) {
-    if (peers_[stage].state >= State::kIdle) status = SendAdapter(stage, *adapter);
+  for (size_t stage = 0; stage < messages.size(); ++stage) {
+    if (peers_[stage].state < State::kIdle) continue;
+    peers_[stage].stream->Send(std::move(messages[stage]));
+    peers_[stage].adapters.insert(id);
   }
+  absl::Status status;
   while (status.ok() && Missing(id)) {
     if (changed_.WaitUntil(mutex_, deadline)) continue;
     status =
@@ -278,16 +286,21 @@ absl::Status WorkerCluster::LoadAdapter(const std::shared_ptr<const AdapterFile>
   }
   if (status.ok()) status = refused_[id];
   refused_.erase(id);
-  if (!status.ok()) adapters_.erase(id);
+  if (!status.ok()) Unload(id);
   return status;
 }
 
 void WorkerCluster::UnloadAdapter(uint64_t id) {
   MutexLock lock(mutex_);
-  adapters_.erase(id);
+  Unload(id);
+}
+
+void WorkerCluster::Unload(uint64_t adapter) {
+  adapters_.erase(adapter);
   for (Peer& peer : peers_) {
+    peer.adapters.erase(adapter);
     if (peer.state < State::kIdle) continue;
-    peer.stream->Tell([id](auto& message) { message.set_unload_adapter(id); });
+    peer.stream->Tell([adapter](auto& message) { message.set_unload_adapter(adapter); });
   }
 }
 

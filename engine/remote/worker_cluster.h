@@ -160,8 +160,7 @@ class WorkerCluster {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Whether a worker has not answered that it has the adapter.
   bool Missing(uint64_t adapter) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status SendAdapter(size_t stage, const AdapterFile& adapter)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Unload(uint64_t adapter) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void OnFailed(size_t stage, const control::Failed& failed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Relay(size_t stage, const control::Rendezvous& message)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -305,17 +305,12 @@ absl::Status WorkerCluster::OnReserved(size_t stage, uint64_t memory) {
   peer.state = State::kIdle;
   peer.memory = memory;
   for (const auto& [id, adapter] : adapters_) {
-    TREADLE_RETURN_IF_ERROR(SendAdapter(stage, *adapter));
+    control::MasterMessage message;
+    TREADLE_RETURN_IF_ERROR(
+        EncodeAdapter(*adapter, options_.stages[stage].layers, *message.mutable_load_adapter()));
+    peer.stream->Send(std::move(message));
+    peer.adapters.insert(id);
   }
-  return absl::OkStatus();
-}
-
-absl::Status WorkerCluster::SendAdapter(size_t stage, const AdapterFile& adapter) {
-  control::MasterMessage message;
-  TREADLE_RETURN_IF_ERROR(
-      EncodeAdapter(adapter, options_.stages[stage].layers, *message.mutable_load_adapter()));
-  peers_[stage].stream->Send(std::move(message));
-  peers_[stage].adapters.insert(adapter.id());
   return absl::OkStatus();
 }
 

@@ -10,6 +10,7 @@
 
 #include "base/status.h"
 #include "models/checkpoints/checkpoint.h"
+#include "server/serving_stack.h"
 #include "tests/support/fake_engine.h"
 #include "tests/support/test_folder.h"
 
@@ -137,6 +138,34 @@ TEST_F(AdapterRegistryTest, WaitsEnd) {
   EXPECT_TRUE(Waits(left));
   registry_->Stop();
   EXPECT_TRUE(absl::IsUnavailable(left.get().status()));
+}
+
+// Whoever stops a server ends these waits, before what they would go on with is gone.
+TEST(AdaptersOfAStack, WaitsEndWithIt) {
+  ServedModel model;
+  model.name = "base";
+  model.kv_pages = 64;
+  model.paging = FakeEngineOptions().paging();
+  model.adapters = std::make_shared<AdapterRegistry>(
+      BaseConfig(), AdapterRegistry::Options{.folder = kAdapters.substr(0, kAdapters.size() - 1),
+                                             .max_loaded = 1});
+  const auto adapters = model.adapters;
+  auto stack =
+      ServingStack::Create(std::move(model), std::make_unique<FakeEngine>(FakeEngineOptions()),
+                           {.max_batch_size = 4, .max_batch_tokens = 32});
+  ASSERT_TRUE(stack.ok()) << stack.status();
+  ASSERT_EQ((*stack)->Start(), absl::OkStatus());
+  std::promise<absl::StatusOr<AdapterHold>> first, second;
+  adapters->Hold("llama", Clock::time_point::max(),
+                 [&](absl::StatusOr<AdapterHold> given) { first.set_value(std::move(given)); });
+  const auto held = first.get_future().get();
+  ASSERT_TRUE(held.ok()) << held.status();
+  adapters->Hold("llama-second", Clock::time_point::max(),
+                 [&](absl::StatusOr<AdapterHold> given) { second.set_value(std::move(given)); });
+  auto waits = second.get_future();
+  (*stack)->Stop(absl::UnavailableError("over"));
+  ASSERT_EQ(waits.wait_for(std::chrono::seconds(0)), std::future_status::ready);
+  EXPECT_TRUE(absl::IsUnavailable(waits.get().status()));
 }
 
 // Requests that run keep the old contents.

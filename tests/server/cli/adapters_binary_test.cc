@@ -59,7 +59,7 @@ TEST(AdaptersBinary, AnswersAreTheSameInSeveralProcessesAndBesideOthers) {
     EXPECT_NE(answers[0], answers[1]);
     EXPECT_NE(answers[1], answers[2]);
     EXPECT_EQ(answers[1], answers[3]);  // one adapter of two names
-    // Of a prompt that is cached for each of them.
+    // A prompt is cached for each of them.
     EXPECT_EQ(Ask(server, "llama-second"), answers[2]);
     EXPECT_EQ(Ask(server, ""), answers[0]);
     if (first.empty()) first = answers;
@@ -84,6 +84,51 @@ TEST(AdaptersBinary, ARecordingRunsAgainWithTheSameAdapters) {
   std::filesystem::remove_all(folder / "mine");
   std::filesystem::copy(kAdapters + "llama-bf16", folder / "mine");
   EXPECT_THAT(RunToEnd(Treadle("replay", {record}), 2), HasSubstr("the recording had"));
+}
+
+// The rest of a stored answer, after a restart.
+grpc::Status ResumeStatus(const ServedBinary& server) {
+  v1::ResumeRequest request;
+  request.set_request_id("stored");
+  grpc::ClientContext context;
+  const auto reader = server.stub().Resume(&context, request);
+  v1::GenerateResponse response;
+  while (reader->Read(&response)) {
+  }
+  return reader->Finish();
+}
+
+TEST(AdaptersBinary, AStoredRequestGoesOnWithTheSameContentsAlone) {
+  const TestFolder folder;
+  std::filesystem::copy(kAdapters + "llama", folder / "mine");
+  const std::vector<std::string> words = {"--model",   kBase,
+                                          "--lora",    "mine=" + (folder / "mine"),
+                                          "--durable", folder.Folder("stored")};
+  const std::string flags = std::string(ServedBinary::kGrpcOnly) + "--threads 1";
+  {
+    ServedBinary server(flags, words);
+    ASSERT_SERVES(server);
+    v1::GenerateRequest request = GreedyRequest(8);
+    request.mutable_token_ids()->add_ids(5);
+    request.set_request_id("stored");
+    request.set_adapter("mine");
+    grpc::ClientContext context;
+    v1::GenerateResponse response;
+    EXPECT_TRUE(server.stub().Generate(&context, request, &response).ok());
+  }
+  {
+    ServedBinary server(flags, words);
+    ASSERT_SERVES(server);
+    const grpc::Status status = ResumeStatus(server);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+  }
+  std::filesystem::remove_all(folder / "mine");
+  std::filesystem::copy(kAdapters + "llama-bf16", folder / "mine");
+  ServedBinary server(flags, words);
+  ASSERT_SERVES(server);
+  const grpc::Status status = ResumeStatus(server);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_THAT(status.error_message(), HasSubstr("it was accepted with"));
 }
 
 TEST(AdaptersBinary, HttpNamesThemAsModels) {
