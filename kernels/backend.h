@@ -88,14 +88,23 @@ struct Projection {
 };
 
 // The two factors of an adapter for one product (LoRA, Hu et al. 2021, section 4.1): x A B is added
-// to x W^T. On the device; rows are padded with zeros to LowRankStride.
+// to x W^T. On the device, in panels of 16 columns one after the other: [panels, rows, 16], zeros
+// beyond the last column.
 struct LowRank {
-  const void* a = nullptr;   // [k, LowRankStride(rank)]; null: x is x A already
-  const void* b = nullptr;   // [rank, LowRankStride(n)]
+  const void* a = nullptr;   // [k, rank]; null: x is x A already
+  const void* b = nullptr;   // [rank, n]
   DType type = DType::kF32;  // both factors': kF32, kF16 or kBF16
   int64_t rank = 0;
 };
-constexpr int64_t LowRankStride(int64_t elements) { return (elements + 15) / 16 * 16; }
+inline constexpr int64_t kLowRankPanel = 16;
+constexpr int64_t LowRankPanels(int64_t cols) { return (cols + kLowRankPanel - 1) / kLowRankPanel; }
+// Elements of a factor [rows, cols], and the place of one.
+constexpr int64_t LowRankElements(int64_t rows, int64_t cols) {
+  return LowRankPanels(cols) * rows * kLowRankPanel;
+}
+constexpr int64_t LowRankAt(int64_t rows, int64_t row, int64_t col) {
+  return (col / kLowRankPanel * rows + row) * kLowRankPanel + col % kLowRankPanel;
+}
 // Some rows of a product.
 struct LowRankProduct {
   LowRank by;
@@ -216,8 +225,9 @@ class Backend {
   virtual KeyOrder key_order() const = 0;
   // Whether it has ops on states: Convolve and GatedDelta.
   virtual bool keeps_states() const = 0;
-  // Whether it has AddLowRank.
-  virtual bool has_low_rank() const = 0;
+  // The type to which AddLowRank's factors are rounded that come as floats: kF32 or kF16. None: it
+  // has no AddLowRank.
+  virtual std::optional<DType> low_rank_type() const = 0;
 
   // -- iterations ---------------------------------------------------------------------------------
   // Before serving. May be called again with larger limits. Ops beyond the limits allocate.

@@ -6,40 +6,60 @@
 
 namespace treadle {
 
-absl::StatusOr<const void*> Adapter::Upload(Backend& backend, DType type, int64_t cols,
-                                            std::span<const float> values) {
-  const int64_t stride = LowRankStride(cols), rows = std::ssize(values) / cols;
-  const auto size = static_cast<size_t>(rows * stride) * SizeOf(type);
-  std::vector<std::byte> padded(size);
-  for (int64_t row = 0; row < rows; ++row) {
-    for (int64_t i = 0; i < cols; ++i) {
-      StoreElement(type, values[static_cast<size_t>(row * cols + i)], padded.data(),
-                   row * stride + i);
-    }
+namespace {
+
+// A matrix of `cols` columns, as LowRank has them.
+std::vector<std::byte> Panels(DType type, int64_t cols, std::span<const float> values) {
+  const int64_t rows = std::ssize(values) / cols;
+  std::vector<std::byte> panels(static_cast<size_t>(LowRankElements(rows, cols)) * SizeOf(type));
+  for (int64_t i = 0; i < std::ssize(values); ++i) {
+    StoreElement(type, values[static_cast<size_t>(i)], panels.data(),
+                 LowRankAt(rows, i / cols, i % cols));
   }
-  TREADLE_ASSIGN_OR_RETURN(Buffer buffer, backend.Allocate(size));
-  backend.CopyToDevice(buffer.data(), padded.data(), size);
-  return buffers_.emplace_back(std::move(buffer)).data();
+  return panels;
 }
 
-absl::Status Adapter::Add(Backend& backend, const Linear& linear, DType type, int64_t rank,
-                          std::span<const float> a, std::span<const float> b) {
+}  // namespace
+
+absl::StatusOr<std::byte*> Adapter::Place(Backend& backend, std::span<const std::byte> bytes) {
+  constexpr size_t kAlignment = 64;
+  if (chunks_.empty() || used_ + bytes.size() > chunks_.back().bytes()) {
+    TREADLE_ASSIGN_OR_RETURN(Buffer chunk,
+                             backend.Allocate(std::max(bytes.size(), size_t{chunk_bytes_})));
+    chunks_.push_back(std::move(chunk));
+    used_ = 0;
+  }
+  std::byte* const placed = chunks_.back().data() + used_;
+  backend.CopyToDevice(placed, bytes.data(), bytes.size());
+  used_ += (bytes.size() + kAlignment - 1) / kAlignment * kAlignment;
+  return placed;
+}
+
+void Adapter::Add(const Linear& linear, DType type, int64_t rank, std::span<const float> a,
+                  std::span<const float> b) {
   LowRank& factors = factors_[static_cast<size_t>(linear.index())];
-  TREADLE_ASSIGN_OR_RETURN(factors.a, Upload(backend, type, rank, a));
-  TREADLE_ASSIGN_OR_RETURN(factors.b, Upload(backend, type, std::ssize(b) / rank, b));
-  factors.type = type;
-  factors.rank = rank;
+  factors = {.type = type, .rank = rank};
+  added_.push_back({&factors, Panels(type, rank, a), Panels(type, std::ssize(b) / rank, b)});
+}
+
+absl::Status Adapter::EndLayer(Backend& backend) {
+  for (const Added& added : added_) {
+    TREADLE_ASSIGN_OR_RETURN(added.factors->a, Place(backend, added.a));
+  }
+  for (const Added& added : added_) {
+    TREADLE_ASSIGN_OR_RETURN(added.factors->b, Place(backend, added.b));
+  }
+  added_.clear();
   return absl::OkStatus();
 }
 
 absl::Status Adapter::AddEmbedding(Backend& backend, int64_t rank, std::span<const float> a,
                                    std::span<const float> b) {
-  TREADLE_ASSIGN_OR_RETURN(Buffer table, backend.Allocate(a.size_bytes()));
-  backend.CopyToDevice(table.data(), a.data(), a.size_bytes());
-  embedding_a_ = DenseTensor(table.data(), DType::kF32, std::ssize(a) / rank, rank);
-  buffers_.push_back(std::move(table));
+  TREADLE_ASSIGN_OR_RETURN(std::byte* const table, Place(backend, std::as_bytes(a)));
+  embedding_a_ = DenseTensor(table, DType::kF32, std::ssize(a) / rank, rank);
   embedding_b_.rank = rank;
-  TREADLE_ASSIGN_OR_RETURN(embedding_b_.b, Upload(backend, DType::kF32, std::ssize(b) / rank, b));
+  TREADLE_ASSIGN_OR_RETURN(embedding_b_.b,
+                           Place(backend, Panels(DType::kF32, std::ssize(b) / rank, b)));
   return absl::OkStatus();
 }
 

@@ -6,6 +6,7 @@
 // ranks is the matrix's own.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -21,8 +22,9 @@ namespace treadle {
 // that names it runs any more.
 class Adapter {
  public:
-  // For `linears` linear layers.
-  explicit Adapter(int32_t linears) : factors_(static_cast<size_t>(linears)) {}
+  // For `linears` linear layers. bytes: about what all factors take.
+  Adapter(int32_t linears, uint64_t bytes)
+      : factors_(static_cast<size_t>(linears)), chunk_bytes_(std::min(bytes, kMaxChunk)) {}
 
   // The factors for a layer; rank 0: none.
   const LowRank& Of(const Linear& linear) const {
@@ -32,22 +34,34 @@ class Adapter {
   const Tensor& embedding_a() const { return embedding_a_; }
   const LowRank& embedding_b() const { return embedding_b_; }
 
-  // While it is loaded. a: [k, rank], b: [rank, n], both dense; values are rounded to `type`.
-  // ResourceExhausted without memory.
-  absl::Status Add(Backend& backend, const Linear& linear, DType type, int64_t rank,
-                   std::span<const float> a, std::span<const float> b);
+  // While it is loaded. a: [k, rank], b: [rank, n], both dense; values are rounded to `type`. What
+  // was added takes its place in memory at the end of a layer, in the order of use: all A, then all
+  // B, as they were added. ResourceExhausted without memory.
+  void Add(const Linear& linear, DType type, int64_t rank, std::span<const float> a,
+           std::span<const float> b);
+  absl::Status EndLayer(Backend& backend);
   absl::Status AddEmbedding(Backend& backend, int64_t rank, std::span<const float> a,
                             std::span<const float> b);
 
  private:
-  // A matrix of `cols` columns on the device, its rows padded.
-  absl::StatusOr<const void*> Upload(Backend& backend, DType type, int64_t cols,
-                                     std::span<const float> values);
+  static constexpr uint64_t kMaxChunk = uint64_t{32} << 20;
+
+  // Factors that have no place yet.
+  struct Added {
+    LowRank* factors;
+    std::vector<std::byte> a, b;
+  };
+
+  // The bytes on the device.
+  absl::StatusOr<std::byte*> Place(Backend& backend, std::span<const std::byte> bytes);
 
   std::vector<LowRank> factors_;  // by the layer's index
+  std::vector<Added> added_;
   Tensor embedding_a_;
   LowRank embedding_b_;
-  std::vector<Buffer> buffers_;
+  const uint64_t chunk_bytes_;
+  std::vector<Buffer> chunks_;
+  size_t used_ = 0;  // of the last
 };
 
 // The rows of a batch, sorted by their adapters. Thread safety: confined to the rank's thread.

@@ -1,4 +1,8 @@
 // A decoder's adapters: factors of files, cut as this rank's matrices are.
+#include <algorithm>
+#include <cmath>
+#include <tuple>
+
 #include "base/status.h"
 #include "models/decoder.h"
 
@@ -24,6 +28,25 @@ std::vector<float> AsColumns(std::span<const float> values, int64_t cols,
     }
   }
   return out;
+}
+
+float LargestOf(std::span<const float> values) {
+  float largest = 0;
+  for (const float value : values) largest = std::max(largest, std::abs(value));
+  return largest;
+}
+
+// Brings A and B, which is to be multiplied by `scale`, to like magnitudes by a power of two.
+// False, and nothing is changed, if F16 would lose more of them than its 11 bits say.
+bool FitHalves(std::span<float> a, std::span<const float> b, float& scale) {
+  constexpr float kLeast = 0x1p-10f, kMost = 0x1p15f;
+  const float of_a = LargestOf(a), of_b = LargestOf(b) * std::abs(scale);
+  const float both = std::sqrt(of_a) * std::sqrt(of_b);
+  if (!(both >= kLeast && both <= kMost)) return false;
+  const float power = std::exp2(std::round(std::log2(of_b / of_a) / 2));
+  for (float& value : a) value *= power;
+  scale /= power;
+  return true;
 }
 
 }  // namespace
@@ -52,6 +75,11 @@ absl::Status Decoder::AddFactors(const AdapterFile& file, const AdapterFactors& 
     if (!factors.a_by_token) a = AsColumns(a, config_.vocab, {}, {}, 1);
     return adapter.AddEmbedding(backend_, rank, a, AsColumns(b, rank, {}, {}, factors.scale));
   }
+  DType type = factors.LoadedType();
+  float scale = factors.scale;
+  if (type == DType::kF32 && backend_.low_rank_type() == DType::kF16 && FitHalves(a, b, scale)) {
+    type = DType::kF16;
+  }
   const bool in_layer = InLayer(row.part);
   const LayerShape whole = {config_, {}, {}};
   const LayerShape& shape =
@@ -71,30 +99,43 @@ absl::Status Decoder::AddFactors(const AdapterFile& file, const AdapterFactors& 
   a = AsColumns(a, std::ssize(a) / rank, {}, {}, 1);
   const auto order = FileRowOrder(row, config_, file.kind());
   const auto add = [&](const Linear& linear, std::vector<ShardRange> rows) {
-    const std::vector<float> own = AsColumns(b, rank, std::move(rows), order, factors.scale);
+    const std::vector<float> own = AsColumns(b, rank, std::move(rows), order, scale);
     TREADLE_CHECK(linear.loaded() && std::ssize(own) == linear.weight().n() * rank);
     TREADLE_CHECK(std::ssize(a) == linear.weight().k() * rank);
-    return adapter.Add(backend_, linear, factors.LoadedType(), rank, a, own);
+    adapter.Add(linear, type, rank, a, own);
   };
   const std::vector<ShardRange> rows = PartsOf(row.rows, shape);
-  if (row.part == Part::kHead) return add(head(), rows);
   const bool gated = row.rows == Extent::kGatedQueries && config_.gated_attention;
-  if (gated || row.rows == Extent::kBetaDecay) {  // two layers in one matrix
-    TREADLE_RETURN_IF_ERROR(add(gated ? weights->q_gate : weights->state_decay, {rows[1]}));
-    return add(LinearOf(*weights, row.part, 0), {rows[0]});
+  if (row.part == Part::kHead) {
+    add(head(), rows);
+  } else if (gated || row.rows == Extent::kBetaDecay) {  // two layers in one matrix
+    add(LinearOf(*weights, row.part, 0), {rows[0]});
+    add(gated ? weights->q_gate : weights->state_decay, {rows[1]});
+  } else {
+    add(LinearOf(*weights, row.part, factors.expert), rows);
   }
-  return add(LinearOf(*weights, row.part, factors.expert), rows);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::shared_ptr<const Adapter>> Decoder::LoadAdapter(const AdapterFile& file) const {
-  if (!backend_.has_low_rank()) {
+  if (!backend_.low_rank_type()) {
     return Unimplemented(file.path(), ": the backend ", backend_.name(),
                          " has no adapters; expected the backend cpu");
   }
-  auto adapter = std::make_shared<Adapter>(linears_);
-  for (const AdapterFactors& factors : file.factors()) {
-    TREADLE_RETURN_IF_ERROR(AddFactors(file, factors, *adapter));
+  const auto place = [](const AdapterFactors* factors) {  // in the order of use
+    return std::tuple(factors->layer, factors->row, factors->expert);
+  };
+  std::vector<const AdapterFactors*> in_order;
+  for (const AdapterFactors& factors : file.factors()) in_order.push_back(&factors);
+  std::ranges::stable_sort(in_order, {}, place);
+  auto adapter = std::make_shared<Adapter>(linears_, file.memory(*backend_.low_rank_type()));
+  int64_t layer = 0;
+  for (const AdapterFactors* factors : in_order) {
+    if (layer != factors->layer) TREADLE_RETURN_IF_ERROR(adapter->EndLayer(backend_));
+    layer = factors->layer;
+    TREADLE_RETURN_IF_ERROR(AddFactors(file, *factors, *adapter));
   }
+  TREADLE_RETURN_IF_ERROR(adapter->EndLayer(backend_));
   TREADLE_RETURN_IF_ERROR(file.CheckUnchanged());
   return std::shared_ptr<const Adapter>(std::move(adapter));
 }

@@ -87,8 +87,8 @@ std::unique_ptr<TrainedAdapter> TrainedAdapter::Create(const Checkpoint& checkpo
                       .scale = static_cast<float>(options.alpha / static_cast<double>(rank)),
                       .factors = {.rank = rank}},
            .row_order = FileRowOrder(*row, config, Container::kHuggingFace),
-           .a_transposed = std::vector<float>(static_cast<size_t>(k * LowRankStride(rank))),
-           .b_transposed = std::vector<float>(static_cast<size_t>(rank * LowRankStride(n))),
+           .a_transposed = std::vector<float>(static_cast<size_t>(LowRankElements(k, rank))),
+           .b_transposed = std::vector<float>(static_cast<size_t>(LowRankElements(rank, n))),
            .b = std::vector<float>(static_cast<size_t>(n * rank))});
       size += static_cast<size_t>(rank * (n + k));
     }
@@ -120,14 +120,14 @@ std::unique_ptr<TrainedAdapter> TrainedAdapter::Create(const Checkpoint& checkpo
 void TrainedAdapter::Refresh() {
   for (Module& module : modules_) {
     const LowRankUpdate& u = module.update;
-    const int64_t rank = u.factors.rank, stride = LowRankStride(u.n);
+    const int64_t rank = u.factors.rank;
     const float* const b_transposed = u.a + rank * u.k;
     for (int64_t r = 0; r < rank; ++r) {
       for (int64_t k = 0; k < u.k; ++k) {
-        module.a_transposed[k * LowRankStride(rank) + r] = u.a[r * u.k + k];
+        module.a_transposed[LowRankAt(u.k, k, r)] = u.a[r * u.k + k];
       }
       for (int64_t n = 0; n < u.n; ++n) {
-        module.b_transposed[r * stride + n] = module.b[n * rank + r] =
+        module.b_transposed[LowRankAt(rank, r, n)] = module.b[n * rank + r] =
             u.scale * b_transposed[r * u.n + n];
       }
     }

@@ -1,10 +1,12 @@
 #include "bench/iteration/iteration_bench.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <semaphore>
+#include <span>
 
 #include "absl/strings/str_format.h"
 #include "base/status.h"
@@ -80,9 +82,11 @@ struct Times {
   double experts = 0;  // in decode, that each layer used; 0: there are none
 };
 
-// One batch from prompt to last token; `first_id` numbers its sequences.
+// One batch from prompt to last token; `first_id` numbers its sequences, which have `adapters` in
+// turns.
 absl::StatusOr<Times> RunBatch(Driver& driver, KvSlotManager& kv,
-                               const IterationBenchOptions& options, int32_t prompt_tokens,
+                               const IterationBenchOptions& options,
+                               std::span<const uint64_t> adapters, int32_t prompt_tokens,
                                int32_t batch_size, SequenceId first_id, std::mt19937_64& random) {
   IterationPlan plan;
   std::vector<SequencePages> pages;
@@ -98,6 +102,7 @@ absl::StatusOr<Times> RunBatch(Driver& driver, KvSlotManager& kv,
     start.prompt_length = prompt_tokens;
     start.pages = reserved->front();
     start.sampling.temperature = 0;
+    if (!adapters.empty()) start.adapter = adapters[static_cast<size_t>(i) % adapters.size()];
     plan.starts.push_back(std::move(start));
     pages.push_back(std::move(reserved->front()));
   }
@@ -180,9 +185,16 @@ double DecodeBytes(const IterationBenchOptions& options, int32_t prompt_tokens,
   return static_cast<double>(options.weight_bytes) + static_cast<double>(batch_size * kv);
 }
 
+// The medians of several runs.
 IterationBenchRow RowOf(const IterationBenchOptions& options, int32_t prompt_tokens,
-                        int32_t batch_size, double prefill, double decode, double gaps,
-                        double experts) {
+                        int32_t batch_size, std::span<const Times> runs) {
+  const auto median = [&](double Times::*member) {
+    std::vector<double> values;
+    for (const Times& times : runs) values.push_back(times.*member);
+    return Median(std::move(values));
+  };
+  const double prefill = median(&Times::prefill), decode = median(&Times::decode);
+  const double experts = median(&Times::experts);
   const double decode_iteration = decode / (options.new_tokens - 1);
   return {.batch_size = batch_size,
           .prompt_tokens = prompt_tokens,
@@ -191,7 +203,7 @@ IterationBenchRow RowOf(const IterationBenchOptions& options, int32_t prompt_tok
           .decode_tokens_per_second = batch_size / decode_iteration,
           .prefill_seconds = prefill,
           .decode_iteration_seconds = decode_iteration,
-          .decode_gap_seconds = gaps / (options.new_tokens - 1),
+          .decode_gap_seconds = median(&Times::gaps) / (options.new_tokens - 1),
           .total_seconds = prefill + decode,
           .decode_gigabytes_per_second =
               experts > 0
@@ -222,25 +234,30 @@ absl::StatusOr<std::vector<IterationBenchRow>> RunIterationBench(
   std::mt19937_64 random(1);
   SequenceId next_id = 1;
   std::vector<IterationBenchRow> rows;
-  const double all_batches = static_cast<double>(
-      options.prompt_tokens.size() * options.batch_sizes.size() * (options.repeats + size_t{1}));
+  const size_t sides = options.adapters.empty() ? 1 : 2;
+  const double all_batches =
+      static_cast<double>(options.prompt_tokens.size() * options.batch_sizes.size() *
+                          (options.repeats + size_t{1}) * sides);
   double batches = 0;
   for (const int32_t prompt_tokens : options.prompt_tokens) {
     for (const int32_t batch_size : options.batch_sizes) {
-      std::vector<double> prefill, decode, gaps, experts;
+      std::array<std::vector<Times>, 2> runs;  // without adapters, and with them
       for (int repeat = 0; repeat <= options.repeats; ++repeat) {  // the first warms up
-        TREADLE_ASSIGN_OR_RETURN(const Times times, RunBatch(driver, kv, options, prompt_tokens,
-                                                             batch_size, next_id, random));
-        next_id += batch_size;
-        if (options.progress) options.progress(++batches / all_batches);
-        if (repeat == 0) continue;
-        prefill.push_back(times.prefill);
-        decode.push_back(times.decode);
-        gaps.push_back(times.gaps);
-        experts.push_back(times.experts);
+        for (size_t with = 0; with < sides; ++with) {
+          TREADLE_ASSIGN_OR_RETURN(
+              const Times times,
+              RunBatch(driver, kv, options, with > 0 ? options.adapters : std::vector<uint64_t>(),
+                       prompt_tokens, batch_size, next_id, random));
+          next_id += batch_size;
+          if (options.progress) options.progress(++batches / all_batches);
+          if (repeat > 0) runs[with].push_back(times);
+        }
       }
-      rows.push_back(RowOf(options, prompt_tokens, batch_size, Median(prefill), Median(decode),
-                           Median(gaps), Median(experts)));
+      for (size_t with = 0; with < sides; ++with) {
+        rows.push_back(RowOf(options, prompt_tokens, batch_size, runs[with]));
+        if (with == 0) continue;
+        rows.back().adapters = std::min(batch_size, static_cast<int32_t>(options.adapters.size()));
+      }
     }
   }
   return rows;
@@ -252,6 +269,7 @@ nlohmann::ordered_json ToJson(const std::vector<IterationBenchRow>& rows) {
     json.push_back({{"batch_size", row.batch_size},
                     {"prompt_tokens", row.prompt_tokens},
                     {"new_tokens", row.new_tokens},
+                    {"adapters", row.adapters},
                     {"prefill_tokens_per_second", row.prefill_tokens_per_second},
                     {"decode_tokens_per_second", row.decode_tokens_per_second},
                     {"prefill_seconds", row.prefill_seconds},
@@ -276,9 +294,12 @@ std::string ToTable(const std::vector<IterationBenchRow>& rows) {
                           row.prefill_tokens_per_second, row.decode_tokens_per_second,
                           row.decode_iteration_seconds * 1e3, row.decode_gap_seconds * 1e3,
                           row.total_seconds, row.decode_gigabytes_per_second);
-    if (row.decode_experts == 0) continue;
     table.pop_back();
-    absl::StrAppendFormat(&table, "  %.1f experts of a layer\n", row.decode_experts);
+    if (row.adapters > 0) absl::StrAppendFormat(&table, "  %d adapters", row.adapters);
+    if (row.decode_experts > 0) {
+      absl::StrAppendFormat(&table, "  %.1f experts of a layer", row.decode_experts);
+    }
+    table.push_back('\n');
   }
   return table;
 }

@@ -32,6 +32,9 @@ struct IterationBenchOptions {
   // The next iteration is submitted when the one before it has given its result: shows what the
   // host does between two, which an engine that works ahead hides.
   bool one_at_a_time = false;
+  // Adapters that the engine has (Engine::LoadAdapter). Not empty: each batch runs once more, in
+  // turns with the other, and its request i has adapter i, from the first again after the last.
+  std::vector<uint64_t> adapters = {};
   std::function<void(double)> progress = {};  // 0 to 1; may be empty
 };
 
@@ -39,6 +42,7 @@ struct IterationBenchRow {
   int32_t batch_size = 0;
   int32_t prompt_tokens = 0;
   int32_t new_tokens = 0;
+  int32_t adapters = 0;  // that the requests of a batch had
   double prefill_tokens_per_second = 0;
   double decode_tokens_per_second = 0;
   double prefill_seconds = 0;           // whole prompts, first tokens included

@@ -164,10 +164,12 @@ void ThreadPool::RunTask(Task task, const void* context, int64_t pieces) {
   state.generation.store(generation, std::memory_order_release);
   state.generation.notify_all();
   state.TakePieces(0);
-  for (;;) {
-    const uint32_t pending = state.pending.load(std::memory_order_acquire);
-    if (pending == 0) return;
-    WaitWhileEqual(state.pending, pending, state.may_spin);
+  AwaitZero(state.pending);
+}
+
+void ThreadPool::AwaitZero(const std::atomic<uint32_t>& value) const {
+  while (const uint32_t left = value.load(std::memory_order_acquire)) {
+    WaitWhileEqual(value, left, state_->may_spin);
   }
 }
 

@@ -12,6 +12,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <type_traits>
@@ -51,6 +52,22 @@ class ThreadPool {
   void ParallelForEach(int64_t count, Body&& body) {
     Run(count, 1, count, body);
   }
+  // The same for two bodies, as one task: `second`, of which no index begins before `first` is done
+  // with all of its own.
+  template <typename First, typename Second>
+  void ParallelForEach(int64_t firsts, First&& first, int64_t seconds, Second&& second) {
+    std::atomic<uint32_t> left = static_cast<uint32_t>(firsts);
+    // Pieces are taken in order, so whoever waits waits for one that runs.
+    ParallelForEach(firsts + seconds, [&](int worker, int64_t begin, int64_t) {
+      if (begin < firsts) {
+        first(worker, begin);
+        if (left.fetch_sub(1, std::memory_order_acq_rel) == 1) left.notify_all();
+      } else {
+        AwaitZero(left);
+        second(worker, begin - firsts);
+      }
+    });
+  }
 
  private:
   // Runs piece number `piece`, which is below the number of pieces.
@@ -73,6 +90,7 @@ class ThreadPool {
             &run, pieces);
   }
   void RunTask(Task task, const void* context, int64_t pieces);
+  void AwaitZero(const std::atomic<uint32_t>& value) const;
 
   struct State;
   const int size_;

@@ -150,7 +150,9 @@ void CudaOps::GatedDelta(Tensor, Tensor, Tensor, const float*, const float*, con
                          Tensor) {
   TREADLE_CHECK(keeps_states());
 }
-// Nor with adapters: has_low_rank.
-void CudaOps::AddLowRank(Tensor, std::span<const LowRankProduct>) { TREADLE_CHECK(has_low_rank()); }
+// Nor with adapters: low_rank_type.
+void CudaOps::AddLowRank(Tensor, std::span<const LowRankProduct>) {
+  TREADLE_CHECK(low_rank_type().has_value());
+}
 
 }  // namespace treadle::cuda

@@ -28,7 +28,7 @@ class CudaOps : public Backend {
   Device& device() { return *device_; }
   KeyOrder key_order() const override { return KeyOrder::kByPosition; }
   bool keeps_states() const override { return false; }
-  bool has_low_rank() const override { return false; }
+  std::optional<DType> low_rank_type() const override { return {}; }
 
   TREADLE_BACKEND_OPS(TREADLE_OVERRIDE_OP)
 

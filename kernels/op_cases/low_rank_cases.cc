@@ -48,12 +48,12 @@ void PrepareLowRank(OpRun& run, uint64_t seed) {
     for (size_t adapter = 0; adapter < 2; ++adapter) {
       const int64_t rank = c.chosen + (c.normalize ? 0 : 8 * static_cast<int64_t>(adapter));
       const DType type = kTypes[(i + adapter + static_cast<size_t>(c.rows)) % kTypes.size()];
-      // [rows, cols] and the zeros that are behind.
+      // [rows, cols], and zeros.
       const auto make = [&](std::string_view name, int64_t rows, int64_t cols) {
-        const int64_t stride = LowRankStride(cols);
-        GuardedTensor& factor = run.Add(name, Role::kInput, 1, rows * stride, type);
-        for (int64_t at = 0; at < rows * stride; ++at) {
-          factor.Row(0)[at] = at % stride < cols ? random.Normal() / 4 : 0;
+        GuardedTensor& factor = run.Add(name, Role::kInput, 1, LowRankElements(rows, cols), type);
+        factor.Fill([] { return 0; });
+        for (int64_t at = 0; at < rows * cols; ++at) {
+          factor.Row(0)[LowRankAt(rows, at / cols, at % cols)] = random.Normal() / 4;
         }
         return &factor;
       };

@@ -177,7 +177,7 @@ void TolerantReference::AddLowRank(Tensor x, std::span<const LowRankProduct> pro
         for (int64_t i = 0; i < x.cols; ++i) {
           const double factor = by.a == nullptr
                                     ? (i == j ? 1.0 : 0.0)
-                                    : LoadElement(by.type, by.a, i * LowRankStride(by.rank) + j);
+                                    : LoadElement(by.type, by.a, LowRankAt(x.cols, i, j));
           sizes[static_cast<size_t>(j)] += std::fabs(x.Row<float>(row)[i] * factor);
         }
       }
@@ -185,7 +185,7 @@ void TolerantReference::AddLowRank(Tensor x, std::span<const LowRankProduct> pro
         double size = std::fabs(out.Row<float>(row)[i]);
         for (int64_t j = 0; j < by.rank; ++j) {
           size += sizes[static_cast<size_t>(j)] *
-                  std::fabs(LoadElement(by.type, by.b, j * LowRankStride(out.cols) + i));
+                  std::fabs(LoadElement(by.type, by.b, LowRankAt(by.rank, j, i)));
         }
         const double units = 8 + std::sqrt(static_cast<double>(x.cols / 4 + by.rank));
         errors[out.data][row * out.cols + i] = static_cast<float>(kFloatUnit * units * size);

@@ -13,15 +13,14 @@ void ReferenceBackend::AddLowRank(Tensor x, std::span<const LowRankProduct> prod
         double& sum = inner[static_cast<size_t>(j)];
         if (by.a == nullptr) sum = x.Row<float>(row)[j];
         for (int64_t i = 0; by.a != nullptr && i < x.cols; ++i) {
-          sum += double{x.Row<float>(row)[i]} *
-                 LoadElement(by.type, by.a, i * LowRankStride(by.rank) + j);
+          sum += double{x.Row<float>(row)[i]} * LoadElement(by.type, by.a, LowRankAt(x.cols, i, j));
         }
       }
       for (int64_t i = 0; i < out.cols; ++i) {
         double sum = out.Row<float>(row)[i];
         for (int64_t j = 0; j < by.rank; ++j) {
-          sum += inner[static_cast<size_t>(j)] *
-                 LoadElement(by.type, by.b, j * LowRankStride(out.cols) + i);
+          sum +=
+              inner[static_cast<size_t>(j)] * LoadElement(by.type, by.b, LowRankAt(by.rank, j, i));
         }
         out.Row<float>(row)[i] = static_cast<float>(sum);
       }

@@ -332,9 +332,12 @@ absl::Status AdapterReader::Place(AdapterFactors factors) {
   TREADLE_RETURN_IF_ERROR(CheckShapes(factors.name, factors));
   file_->rank_ = std::max(file_->rank_, factors.rank);
   const int64_t inputs = factors.a.shape[factors.a_by_token ? 0 : 1];
-  file_->memory_ += static_cast<uint64_t>(inputs * LowRankStride(factors.rank) +
-                                          factors.rank * LowRankStride(factors.b.shape[0])) *
-                    SizeOf(factors.LoadedType());
+  const uint64_t bytes = static_cast<uint64_t>(LowRankElements(inputs, factors.rank) +
+                                               LowRankElements(factors.rank, factors.b.shape[0])) *
+                         SizeOf(factors.LoadedType());
+  file_->memory_ += bytes;
+  const bool floats = factors.LoadedType() == DType::kF32 && found.row->part != Part::kEmbedding;
+  if (floats) file_->halved_ += bytes / 2;
   file_->factors_.push_back(std::move(factors));
   return absl::OkStatus();
 }

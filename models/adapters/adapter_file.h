@@ -64,8 +64,9 @@ class AdapterFile {
   uint64_t id() const { return id_; }
   // The model that the adapter says it was trained for; empty: it does not say.
   const std::string& base() const { return base_; }
-  int64_t rank() const { return rank_; }       // the largest
-  uint64_t memory() const { return memory_; }  // bytes that it takes when loaded, by one rank
+  int64_t rank() const { return rank_; }  // the largest
+  // Bytes that it takes when loaded, by one rank whose Backend::low_rank_type is `floats`.
+  uint64_t memory(DType floats) const { return memory_ - (floats == DType::kF32 ? 0 : halved_); }
   const std::vector<AdapterFactors>& factors() const { return factors_; }
   // The model's own embeddings, which PEFT may write beside their factors: they are not loaded.
   const std::vector<std::string>& left_aside() const { return left_aside_; }
@@ -80,7 +81,7 @@ class AdapterFile {
   Container kind_ = Container::kHuggingFace;
   uint64_t id_ = 0;
   int64_t rank_ = 0;
-  uint64_t memory_ = 0;
+  uint64_t memory_ = 0, halved_ = 0;  // as floats, and what 16 bits spare
   std::vector<AdapterFactors> factors_;
   std::vector<std::string> left_aside_;
   std::vector<std::shared_ptr<const MappedFile>> files_;

@@ -235,8 +235,9 @@ std::optional<absl::StatusOr<AdapterHold>> AdapterRegistry::Try(const std::strin
   if (entry == nullptr || !entry->file) return std::nullopt;  // was changed meanwhile: once more
   if (auto given = Give(*entry)) return *std::move(given);
   const std::shared_ptr<const AdapterFile> file = entry->file;
-  if (options_.memory > 0 && file->memory() > static_cast<uint64_t>(options_.memory)) {
-    return ResourceExhausted(entry->path, ": takes ", file->memory(), " bytes, expected at most ",
+  const uint64_t bytes = file->memory(options_.floats);
+  if (options_.memory > 0 && bytes > static_cast<uint64_t>(options_.memory)) {
+    return ResourceExhausted(entry->path, ": takes ", bytes, " bytes, expected at most ",
                              options_.memory);
   }
   if (!HasRoom(*file, /*beside_held=*/true)) {
@@ -268,11 +269,11 @@ absl::Status AdapterRegistry::Read(const std::string& name) {
 
 bool AdapterRegistry::HasRoom(const AdapterFile& file, bool beside_held) const {
   int64_t count = 1;
-  uint64_t bytes = file.memory();
+  uint64_t bytes = file.memory(options_.floats);
   for (const auto& [id, loaded] : loaded_) {
     if (beside_held && loaded.holders == 0) continue;
     ++count;
-    bytes += loaded.file->memory();
+    bytes += loaded.file->memory(options_.floats);
   }
   return count <= options_.max_loaded &&
          (options_.memory == 0 || bytes <= static_cast<uint64_t>(options_.memory));

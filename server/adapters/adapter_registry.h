@@ -46,6 +46,7 @@ class AdapterRegistry : public std::enable_shared_from_this<AdapterRegistry> {
     std::string folder;       // its folders and .gguf files are adapters of that name; empty: none
     int64_t max_loaded = 16;  // at once
     int64_t memory = 0;       // bytes of all that are loaded; 0: no bound but their number
+    DType floats = DType::kF32;  // Backend::low_rank_type of those that load them
     int64_t max_waiting = 1024;  // requests that wait for one to be loaded
   };
   // An adapter that has a name.

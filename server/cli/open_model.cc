@@ -387,11 +387,13 @@ absl::Status AddAdapters(const ServeOptions& options, const ModelConfig& config,
     if (options.loras.empty() && options.lora_dir.empty()) return absl::OkStatus();
     return InvalidArgument("--lora and --lora-dir are for the CPU, expected --device cpu");
   }
+  const DType floats = options.compute == ComputeMode::kExact ? DType::kF32 : DType::kF16;
   opened.served.adapters = std::make_shared<AdapterRegistry>(
       config, AdapterRegistry::Options{.taken = opened.served.names,
                                        .folder = options.lora_dir,
                                        .max_loaded = options.max_loras,
-                                       .memory = options.lora_memory});
+                                       .memory = options.lora_memory,
+                                       .floats = floats});
   for (const std::string& lora : options.loras) {
     const size_t sign = lora.find('=');
     const absl::Status added =

@@ -209,6 +209,10 @@ class Service final : public Methods {
           response->set_running_limit(environment_.stack.options().max_batch_size);
           response->set_uptime(
               std::chrono::duration<double>(Clock::now() - environment_.began).count());
+          if (!model().adapters) return absl::OkStatus();
+          for (const AdapterRegistry::Named& named : model().adapters->List()) {
+            if (named.holders > 0) (*response->mutable_adapters())[named.name] = named.holders;
+          }
           return absl::OkStatus();
         });
   }

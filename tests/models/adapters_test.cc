@@ -31,9 +31,9 @@ using Json = nlohmann::json;
 const std::string kAdapters = TREADLE_TESTDATA "/adapters/";
 const std::string kModels = TREADLE_TESTDATA "/models/";
 
-std::unique_ptr<Backend> MakeBackend(std::optional<CpuIsa> isa, int threads) {
+std::unique_ptr<Backend> MakeBackend(std::optional<CpuIsa> isa, ComputeMode compute) {
   if (!isa) return CreateReferenceBackend();
-  auto backend = CreateCpuBackend({.threads = threads, .compute = ComputeMode::kExact, .isa = isa});
+  auto backend = CreateCpuBackend({.threads = 2, .compute = compute, .isa = isa});
   TREADLE_CHECK(backend.ok());
   return *std::move(backend);
 }
@@ -62,11 +62,12 @@ Oracle ReadOracle(const std::string& name) {
 }
 
 std::vector<float> Logits(const std::string& model, const std::string& adapter,
-                          std::optional<CpuIsa> isa, int64_t chunk, std::span<const int32_t> ids) {
+                          std::optional<CpuIsa> isa, int64_t chunk, std::span<const int32_t> ids,
+                          ComputeMode compute = ComputeMode::kExact) {
   const auto checkpoint = Checkpoint::Open(model);
   TREADLE_CHECK(checkpoint.ok());
   const auto forcing =
-      TeacherForcing::Create(**checkpoint, MakeBackend(isa, 2),
+      TeacherForcing::Create(**checkpoint, MakeBackend(isa, compute),
                              {.max_tokens = std::ssize(ids), .chunk = chunk, .adapter = adapter});
   EXPECT_TRUE(forcing.ok()) << forcing.status();
   return forcing.ok() ? (*forcing)->Logits(ids) : std::vector<float>();
@@ -119,6 +120,25 @@ TEST_P(PeftLogits, AreThoseOfGgufFiles) {
   }
   const std::string name = GetParam();
   EXPECT_EQ(found, name == "granite" || name == "qwen3" ? 4 : found);
+}
+
+// Where activations have 16 bits, factors of floats have them, too: the 2^-11 that two factors of
+// F16 lose of what the adapter changes, and twice what the mode loses without adapters.
+TEST_P(PeftLogits, AreNearWithFactorsOf16Bits) {
+  const Oracle oracle = ReadOracle(GetParam());
+  const std::string model = kModels + oracle.base;
+  const auto apart = [&](const std::string& adapter, CpuIsa isa) {
+    const auto exact = Logits(model, adapter, isa, 64, oracle.ids);
+    return Largest(Logits(model, adapter, isa, 64, oracle.ids, ComputeMode::kInt16), exact);
+  };
+  double first = -1;
+  for (const CpuIsa isa : SupportedIsas()) {
+    const double found = apart(kAdapters + GetParam(), isa);
+    EXPECT_LE(found, 2 * apart("", isa) + oracle.effect / (1 << 11));
+    if (first < 0) first = found;
+    EXPECT_EQ(found, first);
+  }
+  EXPECT_GT(first, 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, PeftLogits,

@@ -102,7 +102,7 @@ TEST_F(AdapterRegistryTest, TheOneAskedLeastRecentlyMakesRoom) {
 TEST_F(AdapterRegistryTest, BytesAreBounded) {
   const auto file = AdapterFile::Open(folder_ / "llama", BaseConfig());
   ASSERT_TRUE(file.ok());
-  Open({.folder = folder_.path(), .memory = static_cast<int64_t>((*file)->memory())});
+  Open({.folder = folder_.path(), .memory = static_cast<int64_t>((*file)->memory(DType::kF32))});
   EXPECT_THAT(std::string(Ask("llama-second").get().status().message()), HasSubstr("at most"));
   Hold("llama");
   Hold("llama-bf16");

@@ -108,10 +108,10 @@ TEST_P(GradientTest, ProductWithAnUpdate) {
   constexpr int64_t kOut = 43, kRank = 5;
   constexpr float kScale = 1.5f;
   Values x = Floats(o["x"]), a = Floats(o["a"]), b = Floats(o["b"]), dy = Floats(o["given"]);
-  Values a_transposed(static_cast<size_t>(kCols * LowRankStride(kRank)));
+  Values a_transposed(static_cast<size_t>(LowRankElements(kCols, kRank)));
   for (int64_t r = 0; r < kRank; ++r) {
     for (int64_t k = 0; k < kCols; ++k) {
-      a_transposed[k * LowRankStride(kRank) + r] = a[r * kCols + k];
+      a_transposed[LowRankAt(kCols, k, r)] = a[r * kCols + k];
     }
   }
   Values scaled = b;

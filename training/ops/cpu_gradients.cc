@@ -42,8 +42,11 @@ class CpuGradients final : public GradientOps {
     TREADLE_CHECK(x.rows == dy.rows && x.cols == u.k && dy.cols == u.n && dx.cols == u.k);
     const int64_t rank = u.factors.rank;
     inner_.assign(static_cast<size_t>(x.rows * rank), 0);  // scale * x A^T
-    Product({x.Row<float>(0), x.stride, 1, static_cast<const float*>(u.factors.a),
-             LowRankStride(rank), inner_.data(), rank, x.rows, rank, u.k});
+    for (int64_t r = 0; r < rank; r += kLowRankPanel) {
+      Product({x.Row<float>(0), x.stride, 1,
+               static_cast<const float*>(u.factors.a) + LowRankAt(u.k, 0, r), kLowRankPanel,
+               inner_.data() + r, rank, x.rows, std::min(kLowRankPanel, rank - r), u.k});
+    }
     for (float& value : inner_) value *= u.scale;
     Product({inner_.data(), 1, rank, dy.Row<float>(0), dy.stride, u.b_gradient, u.n, rank, u.n,
              x.rows});

@@ -31,6 +31,10 @@ class CpuOps final : public HostBackend {
 
   std::string_view name() const override { return "cpu"; }
   std::string description() const override;
+  // Factors in 16 bits, unless floats shall stay floats.
+  std::optional<DType> low_rank_type() const override {
+    return compute_ == ComputeMode::kExact ? DType::kF32 : DType::kF16;
+  }
   void BindThread() override { pool_.PinCaller(); }
   absl::StatusOr<Buffer> Allocate(size_t bytes) override;
   absl::StatusOr<std::unique_ptr<PackedMatrix>> Pack(const MatrixSource& source) override;

@@ -31,6 +31,9 @@ struct LowRankBlock {
   int64_t first, count;  // of its rows
   int64_t h;             // where their sums lie, in floats
 };
+struct LowRankPiece {
+  int32_t block, part;
+};
 
 // A token that may be drawn.
 struct Candidate {
@@ -69,7 +72,7 @@ struct CpuOps::State {
   ScratchMemory delta_scratch;  // [threads, DeltaScratchFloats]
 
   std::vector<LowRankBlock> low_rank_blocks;
-  std::vector<std::pair<int32_t, int32_t>> low_rank_ups;  // of a block and its parts of columns
+  std::vector<LowRankPiece> low_rank_downs, low_rank_ups;
   ScratchMemory low_rank_scratch;
 
   // Sampling.

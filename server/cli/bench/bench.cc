@@ -12,6 +12,7 @@
 #include "base/status.h"
 #include "bench/iteration/iteration_bench.h"
 #include "bench/iteration/timeline.h"
+#include "models/adapters/adapter_file.h"
 #include "server/cli/command.h"
 #include "server/cli/open_model.h"
 #include "server/cli/progress.h"
@@ -21,7 +22,7 @@ namespace treadle {
 namespace {
 
 absl::StatusOr<std::string> RunIteration(ServeOptions serve, IterationBenchOptions options,
-                                         bool json) {
+                                         const std::vector<std::string>& adapters, bool json) {
   const int32_t largest = std::ranges::max(options.batch_sizes);
   serve.max_batch_size =
       std::max<int64_t>({serve.max_batch_size, kDefaultBatchSize, int64_t{largest}});
@@ -30,7 +31,17 @@ absl::StatusOr<std::string> RunIteration(ServeOptions serve, IterationBenchOptio
   }
   const int32_t longest = std::ranges::max(options.prompt_tokens);
   if (serve.max_context == 0) serve.max_context = int64_t{longest} + options.new_tokens;
-  TREADLE_ASSIGN_OR_RETURN(OpenedModel opened, OpenModel(serve));
+  TREADLE_ASSIGN_OR_RETURN(const CheckedModel checked, CheckModel(serve));
+  std::vector<std::shared_ptr<const AdapterFile>> files;
+  for (const std::string& path : adapters) {
+    TREADLE_ASSIGN_OR_RETURN(files.emplace_back(),
+                             AdapterFile::Open(path, checked.checkpoint->config()));
+    options.adapters.push_back(files.back()->id());
+  }
+  TREADLE_ASSIGN_OR_RETURN(
+      OpenedModel opened,
+      OpenModel(checked, ShowProgress("loading " + serve.model, checked.checkpoint->file_bytes())));
+  for (auto& file : files) TREADLE_RETURN_IF_ERROR(opened.engine->LoadAdapter(std::move(file)));
   options.max_batch_tokens = opened.max_batch_tokens;
   options.paging = opened.served.paging;
   options.total_pages = opened.served.kv_pages;
@@ -54,6 +65,7 @@ absl::StatusOr<std::string> RunIteration(ServeOptions serve, IterationBenchOptio
 int BenchIteration(int argc, char** argv) {
   ServeOptions serve;
   IterationBenchOptions options;
+  std::vector<std::string> adapters;
   bool json = false;
   CLI::App app("The engine alone: one batch from prompt to last token (ORCA's Figure 9).");
   AddServeFlags(app, serve, /*engine_only=*/true);
@@ -66,12 +78,16 @@ int BenchIteration(int argc, char** argv) {
       ->delimiter(',')
       ->check(CLI::Range(1, 65536));
   app.add_option("--repeats", options.repeats, "runs of each size; the median counts");
+  app.add_option("--adapters", adapters,
+                 "LoRA adapters, paths separated by commas: each batch runs without and with them, "
+                 "its requests having one each, in turns")
+      ->delimiter(',');
   app.add_flag("--one-at-a-time", options.one_at_a_time,
                "no iteration is submitted before the last one's result: the gap between them is "
                "what the host takes, which working ahead hides");
   app.add_flag("--json", json, "print JSON");
   if (auto code = ParseFlags(app, "bench iteration", argc, argv)) return *code;
-  return Finish("bench iteration", RunIteration(serve, options, json));
+  return Finish("bench iteration", RunIteration(serve, options, adapters, json));
 }
 
 absl::Status Record(ServeOptions serve, TimelineOptions options, const std::string& path) {

@@ -24,6 +24,15 @@ std::optional<TopPercentiles> PercentilesOf(std::vector<double> values) {
   return TopPercentiles{rank(0.5), rank(0.99)};
 }
 
+std::vector<std::pair<std::string, int64_t>> Adapters(const v1::GetLoadResponse& load) {
+  std::vector<std::pair<std::string, int64_t>> adapters(load.adapters().begin(),
+                                                        load.adapters().end());
+  std::ranges::sort(adapters, {}, [](const auto& adapter) {
+    return std::pair(-adapter.second, std::string_view(adapter.first));
+  });
+  return adapters;
+}
+
 double SecondsBetween(TopState::Time from, TopState::Time to) {
   return std::chrono::duration<double>(to - from).count();
 }
@@ -194,6 +203,7 @@ TopNumbers TopState::Close(const v1::GetLoadResponse& load, Time now) {
           .waiting_limit = load.queue_limit(),
           .pages_used = load.kv_pages_total() - load.kv_pages_free(),
           .pages_total = load.kv_pages_total(),
+          .adapters = Adapters(load),
           .longest = Longest(running_, now),
           .longest_waiting = Longest(waiting_, now),
           .since_iteration = SecondsBetween(last_iteration_, now),

@@ -67,6 +67,8 @@ struct TopNumbers {
   int64_t waiting_limit = 0;
   int64_t pages_used = 0;
   int64_t pages_total = 0;
+  std::vector<std::pair<std::string, int64_t>> adapters =
+      {};                                // and requests that have them, the most first
   std::vector<TopRequest> longest = {};  // first the one that runs longest; at most kTopRequests
   // The same of those that wait; nothing is decoded of them.
   std::vector<TopRequest> longest_waiting = {};

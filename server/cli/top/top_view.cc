@@ -183,6 +183,13 @@ void AddNumbers(const TopNumbers& n, int width, Rows& lines) {
                            Bar(used) + StrFormat(" %3.0f%%  ", 100 * used) +
                                OutOf(n.pages_used, n.pages_total) + " pages",
                            used < 0.7 ? kGreen : (used < 0.9 ? kYellow : kRed)));
+  if (!n.adapters.empty()) {
+    std::string each;
+    for (const auto& [name, requests] : n.adapters) {
+      absl::StrAppend(&each, each.empty() ? "" : "  ", name, " ", requests);
+    }
+    lines.push_back(Labelled("adapters", each));
+  }
   if (n.seconds == 0) return;  // nothing is known yet of what takes time
   lines.push_back(Labelled("ended", "finished " + Rate(n.finished_rate) +
                                         "  cancelled, late or failed " + Rate(n.broken_rate)));
@@ -277,6 +284,8 @@ void Put(const TopNumbers& n, Json& json) {
   json["first_token_seconds"] = ToJson(n.first_token);
   json["per_token_seconds"] = ToJson(n.per_token);
   json["time_shares"] = ToJson(n.shares);
+  json["adapters"] = Json::object();
+  for (const auto& [name, requests] : n.adapters) json["adapters"][name] = requests;
   json["longest"] = ToJson(n.longest);
   json["longest_waiting"] = ToJson(n.longest_waiting);
 }

@@ -44,6 +44,22 @@ TEST_P(ThreadPoolTest, TasksFollowEachOther) {
   EXPECT_EQ(wrong, 0);
 }
 
+TEST_P(ThreadPoolTest, TheSecondOfTwoBodiesSeesAllOfTheFirst) {
+  ThreadPool pool(GetParam());
+  std::vector<int> values(13, 0);
+  std::atomic<int> wrong = 0, seconds = 0;
+  for (int task = 1; task <= 1000; ++task) {
+    pool.ParallelForEach(
+        std::ssize(values), [&](int, int64_t i) { values[i] = task; }, 7,
+        [&](int worker, int64_t) {
+          wrong += worker >= GetParam() || std::ranges::count(values, task) != std::ssize(values);
+          ++seconds;
+        });
+    ASSERT_EQ(seconds, 7 * task);
+  }
+  EXPECT_EQ(wrong, 0);
+}
+
 // The number is the thread's, so that it can name the thread's scratch.
 TEST_P(ThreadPoolTest, AWorkerNumberIsOneThreads) {
   ThreadPool pool(GetParam());

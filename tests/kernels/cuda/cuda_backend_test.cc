@@ -25,7 +25,7 @@ namespace {
 bool Concerns(const OpCase& c, DType dtype) {
   if (c.format != nullptr) return true;
   if (c.kv.state.present()) return false;     // Backend::keeps_states
-  if (c.op == Op::kAddLowRank) return false;  // Backend::has_low_rank
+  if (c.op == Op::kAddLowRank) return false;  // Backend::low_rank_type
   return dtype == (c.kv.head_dim > 0 ? c.kv.dtype : DType::kF32);
 }
 
@@ -112,7 +112,7 @@ std::vector<OpCase> InputTypeCases(Op op, int64_t most_operations) {
   for (const OpCase& c : OpCases()) {
     const int64_t cols = c.op == Op::kAttention ? c.heads * c.kv.head_dim : c.cols;
     const bool rounds = c.format == nullptr || c.format->activations == ActivationPolicy::kFloat;
-    if (c.kv.dtype == DType::kI8) continue;  // of host backends
+    if (c.kv.dtype == DType::kI8 || c.op == Op::kAddLowRank) continue;  // of host backends
     if (c.op == op && !c.slow && cols % 64 == 0 && rounds && Operations(c) <= most_operations) {
       cases.push_back(c);
     }

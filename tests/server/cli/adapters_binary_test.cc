@@ -229,6 +229,16 @@ TEST(AdaptersBinary, MetricsSayWhichAreInUse) {
   EXPECT_THAT(text, HasSubstr("max_lora=\"3\""));
 }
 
+TEST(AdaptersBinary, ABenchmarkRunsBatchesWithoutAndWithThem) {
+  const std::string adapters = kAdapters + "llama," + kAdapters + "llama-second";
+  const std::string table =
+      RunToEnd(Treadle("bench iteration --prompt-tokens 8 --new-tokens 4 --batch-sizes 1,3 "
+                       "--repeats 1 --max-context 64 --model " +
+                       kBase + " --adapters " + adapters));
+  EXPECT_THAT(table, HasSubstr("  1 adapters\n"));
+  EXPECT_THAT(table, HasSubstr("  2 adapters\n"));
+}
+
 TEST(AdaptersBinary, BadFlagsEndTheStart) {
   EXPECT_THAT(RunToEnd(ServedBinary::Command("--model " + kBase + " --lora x=/none"), 2),
               HasSubstr("--lora: /none: no such adapter"));

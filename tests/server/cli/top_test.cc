@@ -6,12 +6,17 @@
 #include <random>
 
 #include "server/cli/top/top_state.h"
+#include "server/cli/top/top_view.h"
 #include "server/grpc/inference.pb.h"
 
 namespace treadle {
 namespace {
 
+using testing::Contains;
 using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::Not;
+using testing::Pair;
 
 TopState::Time At(double seconds) {
   return TopState::Time(std::chrono::duration_cast<TopState::Time::duration>(
@@ -119,6 +124,19 @@ TEST(TopState, HistoryIsOfTheLastIntervals) {
   EXPECT_DOUBLE_EQ(n.history.front().token_rate, 2 * 11);
   EXPECT_EQ(n.history.front().waiting, 11);
   EXPECT_DOUBLE_EQ(n.history.back().token_rate, 2 * 70);
+}
+
+TEST(TopState, AdaptersAreInTheOrderOfTheirRequests) {
+  v1::GetLoadResponse load;
+  for (const auto& [name, requests] : {std::pair("sql", 2), {"json", 3}, {"a", 2}}) {
+    (*load.mutable_adapters())[name] = requests;
+  }
+  TopReport report = {.target = "here", .numbers = TopState(At(0)).Close(load, At(1))};
+  EXPECT_THAT(report.numbers->adapters, ElementsAre(Pair("json", 3), Pair("a", 2), Pair("sql", 2)));
+  EXPECT_THAT(TopScreen(report, 80, 40, {}), Contains(HasSubstr("json 3  a 2  sql 2")));
+  EXPECT_THAT(TopJson(report), HasSubstr(R"("adapters":{"json":3,"a":2,"sql":2})"));
+  report.numbers = TopState(At(0)).Close({}, At(1));
+  EXPECT_THAT(TopScreen(report, 80, 40, {}), Not(Contains(HasSubstr("adapters"))));
 }
 
 TEST(TopState, NothingIsLostOrCountedTwiceWhereverIntervalsEnd) {
