@@ -1,5 +1,6 @@
-// An adapter's factors on a rank's device, and what they add to products: for each row of a batch
-// those of its own adapter, so that any mix of adapters runs in one batch.
+// An adapter's factors on a rank's device, and what they add to products, or its soft prompt, whose
+// rows replace the embeddings of a sequence's first positions: for each row of a batch those of its
+// own adapter, so that any mix of adapters runs in one batch.
 //
 // Ranks cut the factors as the model's matrices are cut: where a rank holds a part of the outputs,
 // B has those columns; where it holds a part of the inputs, A has those rows, and the sum over the
@@ -31,6 +32,11 @@ class Adapter {
   // The embedding's A, a row for each token, and B. [vocab, rank] f32; no rows: none
   const Tensor& embedding_a() const { return embedding_a_; }
   const LowRank& embedding_b() const { return embedding_b_; }
+  // The rows of its soft prompt, as the model's table of embeddings has them; none on stages but
+  // the first. [virtual_tokens, hidden] f32
+  const Tensor& soft_prompt() const { return soft_prompt_; }
+  // The positions that its soft prompt takes, on any stage: their tokens are no text.
+  int32_t virtual_tokens() const { return virtual_tokens_; }
 
   // While it is loaded. a: [k, rank], b: [rank, n], both dense; values are rounded to `type`.
   // ResourceExhausted without memory.
@@ -38,15 +44,22 @@ class Adapter {
                    std::span<const float> a, std::span<const float> b);
   absl::Status AddEmbedding(Backend& backend, int64_t rank, std::span<const float> a,
                             std::span<const float> b);
+  void SetVirtualTokens(int32_t count) { virtual_tokens_ = count; }
+  // rows: [virtual_tokens, *]
+  absl::Status AddSoftPrompt(Backend& backend, std::span<const float> rows);
 
  private:
   // A matrix of `cols` columns on the device, its rows padded.
   absl::StatusOr<const void*> Upload(Backend& backend, DType type, int64_t cols,
                                      std::span<const float> values);
+  // The same without padding, as a tensor of f32.
+  absl::StatusOr<Tensor> UploadTable(Backend& backend, int64_t rows, std::span<const float> values);
 
   std::vector<LowRank> factors_;  // by the layer's index
   Tensor embedding_a_;
   LowRank embedding_b_;
+  Tensor soft_prompt_;
+  int32_t virtual_tokens_ = 0;
   std::vector<Buffer> buffers_;
 };
 
@@ -63,6 +76,8 @@ class AdapterRows {
   void Add(Backend& backend, Tensor x, std::span<const LinearProduct> products);
   // The same for an embedding of token `ids`; scratch: [rows, *] f32.
   void AddEmbedding(Backend& backend, std::span<const int32_t> ids, Tensor scratch, Tensor out);
+  // Overwrites the embeddings at positions that soft prompts take. positions: of all rows
+  void ReplaceEmbedding(Backend& backend, std::span<const int32_t> positions, Tensor out);
 
  private:
   struct Group {

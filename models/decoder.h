@@ -177,6 +177,8 @@ class Decoder : public Model {
   absl::Status RunLayer(size_t index, const Batch& batch, const KvPages& kv, Communicator* ranks,
                         Tensor hidden);
   const LayerWeights& weights(size_t index) const { return layer_weights_[index]; }
+  // The factor of a soft prompt's rows that makes them rows of the table of embeddings.
+  float SoftPromptScale() const;
 
  private:
   bool Needs(Part part) const;

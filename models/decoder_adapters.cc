@@ -1,4 +1,6 @@
 // A decoder's adapters: factors of files, cut as this rank's matrices are.
+#include <cmath>
+
 #include "base/status.h"
 #include "models/decoder.h"
 
@@ -86,6 +88,14 @@ absl::Status Decoder::AddFactors(const AdapterFile& file, const AdapterFactors& 
   return add(LinearOf(*weights, row.part, factors.expert), rows);
 }
 
+// transformers scales the embeddings of these families in the lookup, which `inputs_embeds` pass
+// by; here an embedding stays as it is stored, or is scaled behind it. Other families' multipliers
+// and norms are behind the lookup in both.
+float Decoder::SoftPromptScale() const {
+  const bool in_lookup = architecture_->embedding_scaled || architecture_->embedding_multiplied;
+  return in_lookup ? 1 / std::sqrt(static_cast<float>(config_.hidden)) : 1;
+}
+
 absl::StatusOr<std::shared_ptr<const Adapter>> Decoder::LoadAdapter(const AdapterFile& file) const {
   if (!backend_.has_low_rank()) {
     return Unimplemented(file.path(), ": the backend ", backend_.name(),
@@ -94,6 +104,12 @@ absl::StatusOr<std::shared_ptr<const Adapter>> Decoder::LoadAdapter(const Adapte
   auto adapter = std::make_shared<Adapter>(linears_);
   for (const AdapterFactors& factors : file.factors()) {
     TREADLE_RETURN_IF_ERROR(AddFactors(file, factors, *adapter));
+  }
+  adapter->SetVirtualTokens(file.virtual_tokens());
+  if (file.virtual_tokens() > 0 && first_stage()) {
+    std::vector<float> rows = DecodeVector(file.soft_prompt());
+    for (float& value : rows) value *= SoftPromptScale();
+    TREADLE_RETURN_IF_ERROR(adapter->AddSoftPrompt(backend_, rows));
   }
   TREADLE_RETURN_IF_ERROR(file.CheckUnchanged());
   return std::shared_ptr<const Adapter>(std::move(adapter));
