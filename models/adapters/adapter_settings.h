@@ -1,4 +1,4 @@
-// What adapter_config.json of a PEFT folder says of its tensors.
+// The settings of a PEFT folder's adapter_config.json.
 //
 // Thread safety: a value, and a pure function.
 #pragma once

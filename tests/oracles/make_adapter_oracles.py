@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes tests/testdata/adapters/: random LoRA adapters and soft prompts for small checkpoints of tests/testdata/models,
 saved by PEFT, with the logits that PEFT gives the models with them; with their names as arguments, those alone. A soft
-prompt's logits are those of its own positions, then the text's.
+prompt's logits are those of its own positions, then the text's; beside those of soft-llama are the 13 tokens that follow the text.
 
 Run from the repository's root, with torch, transformers, peft and safetensors installed, and LLAMA_CPP naming a
 checkout of llama.cpp, whose converter makes the .gguf files.
@@ -78,19 +78,25 @@ def main():
         model.eval()
         single = logits_of(model, ids)
         exact = logits_of(model.double(), ids)
+        follows = {}
+        for penalty in (1.0, 1.3) if name == "soft-llama" else ():
+            found = model.generate(input_ids=torch.tensor([ids]), do_sample=False, repetition_penalty=penalty,
+                                   max_new_tokens=13, min_new_tokens=13)
+            follows[f"penalty {penalty}"] = found[0, len(ids):].tolist()
         with model.disable_adapter():
             plain = logits_of(model, ids)
         state_type = getattr(torch, dtype)
         model.to(state_type).save_pretrained(folder)
         exact.astype(np.float32).tofile(f"{folder}/logits.f32")
+        effect = np.abs(exact[-len(ids):] - plain).max()
         json.dump({"base": base, "token_ids": ids, "fp32_rounding": float(np.abs(single - exact).max()),
-                   "effect": float(np.abs(exact[-len(ids):] - plain).max())}, open(f"{folder}/oracle.json", "w"))
+                   "effect": float(effect)} | follows, open(f"{folder}/oracle.json", "w"))
         if os.path.exists(f"{folder}/README.md"):
             os.remove(f"{folder}/README.md")
         if name in GGUF and "LLAMA_CPP" in os.environ:
             subprocess.run([sys.executable, os.environ["LLAMA_CPP"] + "/convert_lora_to_gguf.py", folder, "--base",
                             f"{MODELS}/{base}", "--outfile", f"{folder}/adapter.gguf", "--outtype", "f32"], check=True)
-        print(name, "changes logits by up to", np.abs(exact[-len(ids):] - plain).max(), "fp32", np.abs(single - exact).max())
+        print(name, "changes logits by up to", effect, "fp32", np.abs(single - exact).max())
 
 
 if __name__ == "__main__":
