@@ -101,7 +101,7 @@ absl::StatusOr<std::shared_ptr<const Adapter>> Decoder::LoadAdapter(const Adapte
     return Unimplemented(file.path(), ": the backend ", backend_.name(),
                          " has no adapters; expected the backend cpu");
   }
-  auto adapter = std::make_shared<Adapter>(linears_);
+  std::shared_ptr<Adapter> adapter = NewAdapter();
   for (const AdapterFactors& factors : file.factors()) {
     TREADLE_RETURN_IF_ERROR(AddFactors(file, factors, *adapter));
   }
