@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/status.h"
+#include "models/adapter.h"
 #include "models/tensor_parallel.h"
 
 namespace treadle {
@@ -159,7 +160,8 @@ absl::Status Stage::Begin(const IterationPlan& plan, const std::function<void()>
   if (runs) cache_.CopyPages(plan.page_copies);
   TREADLE_RETURN_IF_ERROR(sequences_.Start(plan.starts));
   for (size_t i = 0; i < adapters.size(); ++i) {
-    sequences_.At(plan.starts[i].sequence).SetAdapter(std::move(adapters[i]));
+    const int32_t virtual_tokens = adapters[i] ? adapters[i]->virtual_tokens() : 0;
+    sequences_.At(plan.starts[i].sequence).SetAdapter(std::move(adapters[i]), virtual_tokens);
   }
   for (const PageLoad& load : plan.page_loads) LoadPage(load);
 

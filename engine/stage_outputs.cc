@@ -71,7 +71,8 @@ absl::Status Stage::TakeHidden(Tensor hidden, Begun& begun) {
     LiveSequence& live = *live_[i];
     const bool mean = live.start().mean_pooling;
     hidden_rows_.clear();
-    for (int32_t row = 0; mean && row < step.num_tokens; ++row) {
+    const int32_t text = std::max(0, live.virtual_tokens() - step.first_position);
+    for (int32_t row = text; mean && row < step.num_tokens; ++row) {
       hidden_rows_.push_back(spans_[i].first_row + row);
     }
     for (const RowOutput& asked : step.outputs) {
@@ -95,7 +96,8 @@ absl::Status Stage::TakeHidden(Tensor hidden, Begun& begun) {
     }
     if (!mean || step.outputs.empty()) continue;
     std::vector<float>& average = begun.hidden.emplace_back(sum);
-    for (float& value : average) value /= static_cast<float>(live.next_position());
+    const int64_t count = std::max<int64_t>(1, live.next_position() - live.virtual_tokens());
+    for (float& value : average) value /= static_cast<float>(count);
   }
   return absl::OkStatus();
 }

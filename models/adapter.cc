@@ -53,10 +53,20 @@ absl::Status Adapter::EndLayer(Backend& backend) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<Tensor> Adapter::PlaceTable(Backend& backend, int64_t rows,
+                                           std::span<const float> values) {
+  TREADLE_ASSIGN_OR_RETURN(std::byte* const table, Place(backend, std::as_bytes(values)));
+  return DenseTensor(table, DType::kF32, rows, std::ssize(values) / rows);
+}
+
+absl::Status Adapter::AddSoftPrompt(Backend& backend, std::span<const float> rows) {
+  TREADLE_ASSIGN_OR_RETURN(soft_prompt_, PlaceTable(backend, virtual_tokens_, rows));
+  return absl::OkStatus();
+}
+
 absl::Status Adapter::AddEmbedding(Backend& backend, int64_t rank, std::span<const float> a,
                                    std::span<const float> b) {
-  TREADLE_ASSIGN_OR_RETURN(std::byte* const table, Place(backend, std::as_bytes(a)));
-  embedding_a_ = DenseTensor(table, DType::kF32, std::ssize(a) / rank, rank);
+  TREADLE_ASSIGN_OR_RETURN(embedding_a_, PlaceTable(backend, std::ssize(a) / rank, a));
   embedding_b_.rank = rank;
   TREADLE_ASSIGN_OR_RETURN(embedding_b_.b,
                            Place(backend, Panels(DType::kF32, std::ssize(b) / rank, b)));
@@ -104,6 +114,27 @@ void AdapterRows::AddEmbedding(Backend& backend, std::span<const int32_t> ids, T
     const LowRankProduct product[] = {
         {.by = group.adapter->embedding_b(), .rows = group.rows, .out = out}};
     backend.AddLowRank(inner, product);
+  }
+}
+
+void AdapterRows::ReplaceEmbedding(Backend& backend, std::span<const int32_t> positions,
+                                   Tensor out) {
+  for (const Group& group : groups_) {
+    const Tensor& table = group.adapter->soft_prompt();
+    const auto replaced = [&](int32_t row) {
+      return positions[static_cast<size_t>(row)] < table.rows;
+    };
+    for (size_t i = 0; i < group.rows.size(); ++i) {
+      const int32_t first = group.rows[i];
+      if (!replaced(first)) continue;
+      int32_t count = 1;  // rows that follow each other
+      for (; i + 1 < group.rows.size() && group.rows[i + 1] == first + count; ++i, ++count) {
+        if (!replaced(first + count)) break;
+      }
+      backend.Gather(table,
+                     positions.subspan(static_cast<size_t>(first), static_cast<size_t>(count)),
+                     out.Rows(first, count));
+    }
   }
 }
 

@@ -1,5 +1,6 @@
-// An adapter's factors on a rank's device, and what they add to products: for each row of a batch
-// those of its own adapter, so that any mix of adapters runs in one batch.
+// An adapter's factors on a rank's device, and what they add to products, or its soft prompt, whose
+// rows replace the embeddings of a sequence's first positions: for each row of a batch those of its
+// own adapter, so that any mix of adapters runs in one batch.
 //
 // Ranks cut the factors as the model's matrices are cut: where a rank holds a part of the outputs,
 // B has those columns; where it holds a part of the inputs, A has those rows, and the sum over the
@@ -33,6 +34,11 @@ class Adapter {
   // The embedding's A, a row for each token, and B. [vocab, rank] f32; no rows: none
   const Tensor& embedding_a() const { return embedding_a_; }
   const LowRank& embedding_b() const { return embedding_b_; }
+  // The rows of its soft prompt, as the model's table of embeddings has them; none on stages but
+  // the first. [virtual_tokens, hidden] f32
+  const Tensor& soft_prompt() const { return soft_prompt_; }
+  // The positions that its soft prompt takes, on any stage: their tokens are no text.
+  int32_t virtual_tokens() const { return virtual_tokens_; }
 
   // While it is loaded. a: [k, rank], b: [rank, n], both dense; values are rounded to `type`. What
   // was added takes its place in memory at the end of a layer, in the order of use: all A, then all
@@ -42,6 +48,9 @@ class Adapter {
   absl::Status EndLayer(Backend& backend);
   absl::Status AddEmbedding(Backend& backend, int64_t rank, std::span<const float> a,
                             std::span<const float> b);
+  void SetVirtualTokens(int32_t count) { virtual_tokens_ = count; }
+  // rows: [virtual_tokens, *]
+  absl::Status AddSoftPrompt(Backend& backend, std::span<const float> rows);
 
  private:
   static constexpr uint64_t kMaxChunk = uint64_t{32} << 20;
@@ -54,11 +63,15 @@ class Adapter {
 
   // The bytes on the device.
   absl::StatusOr<std::byte*> Place(Backend& backend, std::span<const std::byte> bytes);
+  // The same for a table [rows, *], as a tensor of f32.
+  absl::StatusOr<Tensor> PlaceTable(Backend& backend, int64_t rows, std::span<const float> values);
 
   std::vector<LowRank> factors_;  // by the layer's index
   std::vector<Added> added_;
   Tensor embedding_a_;
   LowRank embedding_b_;
+  Tensor soft_prompt_;
+  int32_t virtual_tokens_ = 0;
   const uint64_t chunk_bytes_;
   std::vector<Buffer> chunks_;
   size_t used_ = 0;  // of the last
@@ -77,6 +90,8 @@ class AdapterRows {
   void Add(Backend& backend, Tensor x, std::span<const LinearProduct> products);
   // The same for an embedding of token `ids`; scratch: [rows, *] f32.
   void AddEmbedding(Backend& backend, std::span<const int32_t> ids, Tensor scratch, Tensor out);
+  // Overwrites the embeddings at positions that soft prompts take. positions: of all rows
+  void ReplaceEmbedding(Backend& backend, std::span<const int32_t> positions, Tensor out);
 
  private:
   struct Group {

@@ -177,6 +177,20 @@ class Decoder : public Model {
   absl::Status RunLayer(size_t index, const Batch& batch, const KvPages& kv, Communicator* ranks,
                         Tensor hidden);
   const LayerWeights& weights(size_t index) const { return layer_weights_[index]; }
+  // The factor of a soft prompt's rows that makes them rows of the table of embeddings, and such a
+  // row's own on its way into the first layer.
+  float SoftPromptScale() const;
+  double EmbeddingScale() const {
+    return config_.embedding_multiplier / config_.residual_multiplier;
+  }
+  // Rows of the table of embeddings; one rank with the first layer. [ids, hidden] f32
+  absl::Status ReadEmbedding(std::span<const int32_t> ids, Tensor out) {
+    return sums_.Embed(backend_, outside_.embedding, vocab_, ids, nullptr, out);
+  }
+  // An adapter of nothing, to be filled with about so many bytes.
+  std::unique_ptr<Adapter> NewAdapter(uint64_t bytes) const {
+    return std::make_unique<Adapter>(linears_, bytes);
+  }
 
  private:
   bool Needs(Part part) const;

@@ -117,6 +117,14 @@ absl::Status Decoder::AddFactors(const AdapterFile& file, const AdapterFactors& 
   return absl::OkStatus();
 }
 
+// transformers scales the embeddings of these families in the lookup, which `inputs_embeds` pass
+// by; here an embedding stays as it is stored, or is scaled behind it. Other families' multipliers
+// and norms are behind the lookup in both.
+float Decoder::SoftPromptScale() const {
+  const bool in_lookup = architecture_->embedding_scaled || architecture_->embedding_multiplied;
+  return in_lookup ? 1 / std::sqrt(static_cast<float>(config_.hidden)) : 1;
+}
+
 absl::StatusOr<std::shared_ptr<const Adapter>> Decoder::LoadAdapter(const AdapterFile& file) const {
   if (!backend_.low_rank_type()) {
     return Unimplemented(file.path(), ": the backend ", backend_.name(),
@@ -128,7 +136,7 @@ absl::StatusOr<std::shared_ptr<const Adapter>> Decoder::LoadAdapter(const Adapte
   std::vector<const AdapterFactors*> in_order;
   for (const AdapterFactors& factors : file.factors()) in_order.push_back(&factors);
   std::ranges::stable_sort(in_order, {}, place);
-  auto adapter = std::make_shared<Adapter>(linears_, file.memory(*backend_.low_rank_type()));
+  std::shared_ptr<Adapter> adapter = NewAdapter(file.memory(*backend_.low_rank_type()));
   int64_t layer = 0;
   for (const AdapterFactors* factors : in_order) {
     if (layer != factors->layer) TREADLE_RETURN_IF_ERROR(adapter->EndLayer(backend_));
@@ -136,6 +144,12 @@ absl::StatusOr<std::shared_ptr<const Adapter>> Decoder::LoadAdapter(const Adapte
     TREADLE_RETURN_IF_ERROR(AddFactors(file, *factors, *adapter));
   }
   TREADLE_RETURN_IF_ERROR(adapter->EndLayer(backend_));
+  adapter->SetVirtualTokens(file.virtual_tokens());
+  if (file.virtual_tokens() > 0 && first_stage()) {
+    std::vector<float> rows = DecodeVector(file.soft_prompt());
+    for (float& value : rows) value *= SoftPromptScale();
+    TREADLE_RETURN_IF_ERROR(adapter->AddSoftPrompt(backend_, rows));
+  }
   TREADLE_RETURN_IF_ERROR(file.CheckUnchanged());
   return std::shared_ptr<const Adapter>(std::move(adapter));
 }

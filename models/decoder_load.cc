@@ -365,9 +365,8 @@ absl::Status Decoder::LoadSlopes() {
 
 // The embedding's factor, in a residual stream that may be kept divided.
 absl::Status Decoder::LoadScale() {
-  const double scale = config_.embedding_multiplier / config_.residual_multiplier;
-  if (scale == 1) return absl::OkStatus();
-  TREADLE_ASSIGN_OR_RETURN(outside_.embedding_scale, Factor(scale));
+  if (EmbeddingScale() == 1) return absl::OkStatus();
+  TREADLE_ASSIGN_OR_RETURN(outside_.embedding_scale, Factor(EmbeddingScale()));
   return absl::OkStatus();
 }
 

@@ -36,6 +36,7 @@ absl::Status Decoder::Embed(const Batch& batch, Communicator* ranks, Tensor out)
   TREADLE_RETURN_IF_ERROR(
       sums_.Embed(backend_, outside_.embedding, vocab_, batch.token_ids, ranks, out));
   adapters_.AddEmbedding(backend_, batch.token_ids, attended_.Rows(0, out.rows), out);
+  adapters_.ReplaceEmbedding(backend_, batch.positions, out);
   if (outside_.positions.loaded()) {
     backend_.Embed(outside_.positions.weight(), batch.positions,
                    static_cast<int32_t>(-architecture_->position_offset), /*accumulate=*/true, out);

@@ -196,7 +196,8 @@ void Planner::AddPromptChunk(Request& request, int32_t num_tokens, IterationPlan
   const bool sample = whole && !sequence.finished && !again;
   const bool scored = request.spec.prompt_logprobs >= 0 && !again;
   const int32_t last = scored ? std::min(end, request.prompt_length() - 1) : 0;
-  for (int32_t next = sequence.next_position + 1; next <= last; ++next) {
+  const int32_t first = std::max(sequence.next_position, request.spec.virtual_tokens);
+  for (int32_t next = first + 1; next <= last; ++next) {
     step.outputs.push_back({.row = next - sequence.next_position - 1,
                             .target = prompt[static_cast<size_t>(next)],
                             .target_logprobs = request.spec.prompt_logprobs});

@@ -229,9 +229,8 @@ const std::vector<ServeFlag>& ServeFlags() {
       {"--model-sha256", "SHA-256 that the model's file must have, in hexadecimal digits", kServing,
        kNowhere, Value<std::string>(&O::model_sha256, ParseSha256, ShowText)},
       {"--lora",
-       "LoRA adapters that clients may name as the model: NAME=PATH,...; a path is a PEFT folder "
-       "or "
-       "a .gguf file; none: none",
+       "LoRA adapters and soft prompts that clients may name as the model: NAME=PATH,...; a path "
+       "is a PEFT folder or a .gguf file; none: none",
        kServing, kServer, List(&O::loras, ParseLoras, kLoras)},
       {"--lora-dir",
        "folder whose folders and .gguf files are adapters of that name, read when they are first "

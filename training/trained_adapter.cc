@@ -53,8 +53,11 @@ absl::Status CheckTrainable(const Checkpoint& checkpoint, const LoraOptions& opt
   if (config.attention_every > 0) return refuse("layers that keep a state");
   if (architecture.xielu) return refuse("an activation without gradients here");
   if (config.logits_cap > 0) return refuse("bounded logits");
-  if (!architecture.hugging_face_gate_up.empty()) return refuse("fused matrices in folders");
-  TREADLE_ASSIGN_OR_RETURN(std::set<Part> missing, ParseTargets(options.targets));
+  std::set<Part> missing;
+  if (options.rank > 0) {
+    if (!architecture.hugging_face_gate_up.empty()) return refuse("fused matrices in folders");
+    TREADLE_ASSIGN_OR_RETURN(missing, ParseTargets(options.targets));
+  }
   for (const TensorRow* row : TensorsOf(config)) {
     if (row->part == Part::kSinks) return refuse("attention sinks");
     missing.erase(row->part);
@@ -117,7 +120,21 @@ std::unique_ptr<TrainedAdapter> TrainedAdapter::Create(const Checkpoint& checkpo
   return adapter;
 }
 
+std::vector<size_t> TrainedAdapter::Tensors() const {
+  if (soft_prompt_) return {values_.size()};
+  std::vector<size_t> sizes;
+  for (const Module& module : modules_) {
+    for (const int64_t extent : {module.update.k, module.update.n}) {
+      sizes.push_back(static_cast<size_t>(options_.rank * extent));
+    }
+  }
+  return sizes;
+}
+
 void TrainedAdapter::Refresh() {
+  for (size_t i = 0; soft_prompt_ && i < values_.size(); ++i) {
+    soft_prompt_->soft_prompt().Row<float>(0)[i] = values_[i] * soft_prompt_scale_;
+  }
   for (Module& module : modules_) {
     const LowRankUpdate& u = module.update;
     const int64_t rank = u.factors.rank;
@@ -139,20 +156,31 @@ absl::Status TrainedAdapter::WriteConfig(const std::string& path, const std::str
   for (const Module& module : modules_) {
     names.insert(module.name.substr(module.name.rfind('.') + 1));
   }
-  const nlohmann::ordered_json config = {{"peft_type", "LORA"},
-                                         {"task_type", "CAUSAL_LM"},
-                                         {"base_model_name_or_path", base},
-                                         {"r", options_.rank},
-                                         {"lora_alpha", options_.alpha},
-                                         {"lora_dropout", 0.0},
-                                         {"target_modules", names},
-                                         {"bias", "none"},
-                                         {"fan_in_fan_out", false},
-                                         {"use_rslora", false},
-                                         {"use_dora", false},
-                                         {"init_lora_weights", true},
-                                         {"modules_to_save", nullptr},
-                                         {"inference_mode", true}};
+  nlohmann::ordered_json config = {{"peft_type", "LORA"},
+                                   {"task_type", "CAUSAL_LM"},
+                                   {"base_model_name_or_path", base},
+                                   {"r", options_.rank},
+                                   {"lora_alpha", options_.alpha},
+                                   {"lora_dropout", 0.0},
+                                   {"target_modules", names},
+                                   {"bias", "none"},
+                                   {"fan_in_fan_out", false},
+                                   {"use_rslora", false},
+                                   {"use_dora", false},
+                                   {"init_lora_weights", true},
+                                   {"modules_to_save", nullptr},
+                                   {"inference_mode", true}};
+  if (soft_prompt_) {
+    // PEFT makes the prompt that this names before it reads the file's, whatever it began as here.
+    config = {{"peft_type", "PROMPT_TUNING"},
+              {"task_type", "CAUSAL_LM"},
+              {"base_model_name_or_path", base},
+              {"num_virtual_tokens", soft_prompt_->virtual_tokens()},
+              {"token_dim", soft_prompt_->soft_prompt().cols},
+              {"num_transformer_submodules", 1},
+              {"prompt_tuning_init", "RANDOM"},
+              {"inference_mode", true}};
+  }
   TREADLE_ASSIGN_OR_RETURN(const auto file, OutputFile::Create(path));
   TREADLE_RETURN_IF_ERROR(file->Append(
       config.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n"));
@@ -160,6 +188,7 @@ absl::Status TrainedAdapter::WriteConfig(const std::string& path, const std::str
 }
 
 absl::Status TrainedAdapter::Write(const std::string& folder, const std::string& base) const {
+  if (soft_prompt_) return WriteSoftPrompt(folder, base);
   size_t room = 4096;
   const auto name = [](const Module& module, const char* factor) {
     return Str("base_model.model.", module.name, ".lora_", factor, ".weight");

@@ -1,5 +1,6 @@
-// The low-rank updates (LoRA, Hu et al. 2021) of a model's linear layers: their numbers, gradients,
-// and the folder that PEFT reads.
+// An adapter in training: the low-rank updates (LoRA, Hu et al. 2021) of a model's linear layers,
+// or a soft prompt (Lester et al. 2021), rows that stand before a text's embeddings. Their numbers,
+// gradients, and the folder that PEFT reads.
 //
 // Thread safety: confined to the thread that calls the backend's ops.
 #pragma once
@@ -19,9 +20,16 @@
 namespace treadle {
 
 struct LoraOptions {
-  int64_t rank = 16;
+  int64_t rank = 16;  // 0: there are no updates
   double alpha = 32;  // updates are multiplied by alpha / rank
   std::string targets = "q,k,v,o,gate,up,down";
+};
+
+struct SoftPromptOptions {
+  int64_t virtual_tokens = 0;  // rows; 0: there is none
+  // Tokens whose embeddings the rows begin as, again from the first where they are too few. Empty:
+  // tokens drawn from the whole vocabulary.
+  std::vector<int32_t> begin = {};
 };
 
 // Ok if a model's layers have gradients and its targets are matrices of their own: families with
@@ -47,12 +55,24 @@ class TrainedAdapter {
   static std::unique_ptr<TrainedAdapter> Create(const Checkpoint& checkpoint, const Decoder& model,
                                                 Tape& tape, const LoraOptions& options,
                                                 uint64_t seed);
+  // Makes a soft prompt instead, for the beginning of every sequence. Errors: of memory. REQUIRES:
+  // that model and tape stay as long as it.
+  static absl::StatusOr<std::unique_ptr<TrainedAdapter>> CreateSoftPrompt(
+      Decoder& model, Tape& tape, const SoftPromptOptions& options, uint64_t seed);
+
+  // Batch::adapters of every row; null: updates need none.
+  const Adapter* soft_prompt() const { return soft_prompt_.get(); }
+  // Adds to the gradients of a soft prompt those of what enters the first layer, [rows, hidden].
+  void AddGradient(Tensor rows, std::span<const SequenceSpan> sequences);
 
   const std::vector<Module>& modules() const { return modules_; }
-  // The numbers of all updates, one after the other: A [rank, k], then B transposed [rank, n].
+  // The numbers of all updates, one after the other: A [rank, k], then B transposed [rank, n]. Of a
+  // soft prompt: [virtual_tokens, hidden], as PEFT has them.
   std::span<float> values() { return values_; }
   std::span<float> gradients() { return gradients_; }
-  // Brings the factors that the tape multiplies with up to values.
+  // Sizes of the tensors that values are made of: the factors, or the prompt.
+  std::vector<size_t> Tensors() const;
+  // Brings the factors that the tape multiplies with, or the rows that it embeds, up to values.
   void Refresh();
 
   // Writes adapter_config.json and adapter_model.safetensors into the folder, with rows in the
@@ -63,8 +83,12 @@ class TrainedAdapter {
  private:
   TrainedAdapter() = default;
   absl::Status WriteConfig(const std::string& path, const std::string& base) const;
+  absl::Status WriteSoftPrompt(const std::string& folder, const std::string& base) const;
 
   LoraOptions options_;
+  std::unique_ptr<Adapter> soft_prompt_;
+  float soft_prompt_scale_ = 1;    // of values, in the table of embeddings
+  double soft_prompt_growth_ = 1;  // of what enters the first layer, by values
   std::vector<Module> modules_;
   std::vector<float> values_, gradients_;
 };

@@ -35,12 +35,19 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(const Checkpoint& check
                                                          const std::string& folder) {
   TREADLE_RETURN_IF_ERROR(CheckTrainable(checkpoint, options.lora));
   const ModelConfig& config = checkpoint.config();
-  if (options.max_length > config.context) {
+  const int64_t virtual_tokens = options.soft_prompt.virtual_tokens;
+  TREADLE_CHECK((virtual_tokens > 0) == (options.lora.rank == 0));
+  if (options.max_length > config.context - virtual_tokens) {
     return InvalidArgument("--max-length is ", options.max_length, ", expected at most ",
-                           config.context, ", the model's context");
+                           config.context - virtual_tokens, ", the model's context",
+                           virtual_tokens > 0 ? " without --soft-prompt" : "");
   }
   std::unique_ptr<Trainer> trainer(new Trainer(options));
   trainer->examples_ = std::move(examples);
+  for (Example& example : trainer->examples_) {
+    example.tokens.insert(example.tokens.begin(), static_cast<size_t>(virtual_tokens), 0);
+    example.counts.insert(example.counts.begin(), static_cast<size_t>(virtual_tokens), false);
+  }
   TREADLE_ASSIGN_OR_RETURN(const CpuIsa isa, ChooseIsa());
   auto cpu = std::make_unique<CpuOps>(options.threads > 0 ? options.threads : UsableCpus(),
                                       /*pin=*/false, 0, isa, ComputeMode::kExact);
@@ -49,30 +56,36 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(const Checkpoint& check
   trainer->tape_ = std::make_unique<Tape>(std::move(cpu), std::move(gradients));
   trainer->head_rows_ = std::clamp<int64_t>(kLogitBytes / (4 * config.vocab), 16, kMaxHeadRows);
   LoadOptions load;
-  load.max_batch_tokens = options.batch_size * options.max_length;
+  load.max_batch_tokens = options.batch_size * trainer->MaxPositions();
   load.max_head_rows = trainer->head_rows_;
-  load.max_context = options.max_length;
+  load.max_context = trainer->MaxPositions();
   load.weights = options.weights;
   load.threads = options.threads;
   load.progress = options.loading;
   TREADLE_ASSIGN_OR_RETURN(trainer->model_, Model::Load(checkpoint, *trainer->tape_, load));
   trainer->decoder_ = static_cast<Decoder*>(trainer->model_.get());
-  trainer->adapter_ = TrainedAdapter::Create(checkpoint, *trainer->decoder_, *trainer->tape_,
-                                             options.lora, options.seed);
+  if (virtual_tokens > 0) {
+    TREADLE_ASSIGN_OR_RETURN(trainer->adapter_,
+                             TrainedAdapter::CreateSoftPrompt(*trainer->decoder_, *trainer->tape_,
+                                                              options.soft_prompt, options.seed));
+  } else {
+    trainer->adapter_ = TrainedAdapter::Create(checkpoint, *trainer->decoder_, *trainer->tape_,
+                                               options.lora, options.seed);
+  }
   TREADLE_ASSIGN_OR_RETURN(
       trainer->optimizer_,
-      AdamW::Create(options.optimizer, trainer->adapter_->values().size(), folder, pool));
+      AdamW::Create(options.optimizer, trainer->adapter_->Tensors(), folder, pool));
   TREADLE_RETURN_IF_ERROR(trainer->Allocate());
   return trainer;
 }
 
 absl::Status Trainer::Allocate() {
   const ModelConfig& config = decoder_->config();
-  const int64_t tokens = options_.batch_size * options_.max_length;
+  const int64_t tokens = options_.batch_size * MaxPositions();
   layout_ = {.kv_heads = config.kv_heads,
              .head_dim = config.head_dim,
              .page_size = kPageSize,
-             .num_pages = options_.batch_size * PagesOf(options_.max_length),
+             .num_pages = options_.batch_size * PagesOf(MaxPositions()),
              .dtype = DType::kF32,
              .key_order = tape_->key_order()};
   const std::pair<Buffer*, int64_t> buffers[] = {{&hidden_, tokens * config.hidden * 4},
@@ -152,7 +165,10 @@ absl::StatusOr<double> Trainer::RunBatch(std::span<const Example* const> batch, 
     tokens.insert(tokens.end(), example->tokens.begin(), example->tokens.end());
     for (int32_t i = 0; i < length; ++i) positions.push_back(i);
   }
-  const Batch flat = {tokens, positions, sequences};
+  const Adapter* const soft_prompt = adapter_->soft_prompt();
+  const std::vector<const Adapter*> adapters(soft_prompt == nullptr ? 0 : tokens.size(),
+                                             soft_prompt);
+  const Batch flat = {tokens, positions, sequences, {}, adapters};
   const std::vector<std::byte*> layers(static_cast<size_t>(config.layers), pages_.data());
   const KvPages kv = {layout_, layers};
   const auto rows = static_cast<int64_t>(tokens.size());
@@ -168,6 +184,7 @@ absl::StatusOr<double> Trainer::RunBatch(std::span<const Example* const> batch, 
         decoder_->RunLayer(static_cast<size_t>(layer), flat, kv, nullptr, hidden));
     tape_->Backward();
   }
+  adapter_->AddGradient(tape_->Gradient(hidden), sequences);
   return loss;
 }
 

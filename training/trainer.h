@@ -40,12 +40,14 @@ struct TrainingOptions {
   int threads = 0;             // 0: one for each CPU of this process
   std::string checkpoint_key;  // identity of model and examples, equal to resume
   std::function<void(double)> loading = {};  // fraction of the model loaded; may be empty
+  // Stands before each example, within the model's context; lora.rank is 0 then.
+  SoftPromptOptions soft_prompt = {};
 };
 
 struct StepReport {
   int64_t step = 0;    // done so far, this one included
   double loss = 0;     // mean over the counted tokens, before the step
-  int64_t tokens = 0;  // of all its examples
+  int64_t tokens = 0;  // of all its examples, with a soft prompt's
   double learning_rate = 0;
   double gradient_norm = 0;
 };
@@ -78,6 +80,8 @@ class Trainer {
  private:
   explicit Trainer(const TrainingOptions& options) : options_(options) {}
   absl::Status Allocate();
+  // Positions of a sequence at most.
+  int64_t MaxPositions() const { return options_.max_length + options_.soft_prompt.virtual_tokens; }
   // The number-th example of the run, from 0.
   const Example& ExampleAt(int64_t number);
   // Runs a batch forward and back: adds to the adapter's gradients those of the loss' sum times
@@ -90,7 +94,7 @@ class Trainer {
   std::string Settings() const;
 
   const TrainingOptions options_;
-  std::vector<Example> examples_;
+  std::vector<Example> examples_;  // behind the soft prompt's positions
   std::unique_ptr<Tape> tape_;
   std::unique_ptr<Model> model_;  // a Decoder
   Decoder* decoder_ = nullptr;

@@ -20,6 +20,9 @@ std::string Trainer::Settings() const {
   return nlohmann::json({{"lora-rank", options_.lora.rank},
                          {"lora-alpha", options_.lora.alpha},
                          {"target-modules", options_.lora.targets},
+                         {"soft-prompt", options_.soft_prompt.virtual_tokens},
+                         {"soft-prompt-text", options_.soft_prompt.begin},
+                         {"optimizer", adam.eight_bit ? "adamw8bit" : "adamw"},
                          {"learning-rate", adam.learning_rate},
                          {"weight-decay", adam.weight_decay},
                          {"max-gradient-norm", adam.max_gradient_norm},
@@ -42,7 +45,7 @@ absl::Status Trainer::WriteCheckpoint(const std::string& path) const {
     return writer->Add(name, dtype, {std::ssize(values)}, std::as_bytes(values));
   };
   TREADLE_RETURN_IF_ERROR(add("values", "F32", adapter_->values()));
-  TREADLE_RETURN_IF_ERROR(add("moments", "F32", optimizer_->moments()));
+  TREADLE_RETURN_IF_ERROR(add("moments", "U8", optimizer_->moments()));
   TREADLE_RETURN_IF_ERROR(add("step", "I64", std::span(&step_, 1)));
   const std::string settings = Settings();
   TREADLE_RETURN_IF_ERROR(add("settings", "U8", std::span(settings)));
@@ -72,7 +75,7 @@ absl::Status Trainer::Resume(const std::string& path) {
   }
   const std::pair<const char*, std::span<std::byte>> parts[] = {
       {"values", std::as_writable_bytes(adapter_->values())},
-      {"moments", std::as_writable_bytes(optimizer_->moments())},
+      {"moments", optimizer_->moments()},
       {"step", std::as_writable_bytes(std::span(&step_, 1))}};
   for (const auto& [name, to] : parts) {
     if (data(name).size() != to.size()) {

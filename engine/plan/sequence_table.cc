@@ -70,9 +70,17 @@ void LiveSequence::Resolve(int64_t position, int32_t token) {
   if (position < next_position() && ids_[position] < -1) ids_[position] = token;
 }
 
+void LiveSequence::SetAdapter(std::shared_ptr<const Adapter> adapter, int32_t virtual_tokens) {
+  adapter_ = std::move(adapter);
+  const int64_t entered = std::min<int64_t>(virtual_tokens, next_position());
+  for (int64_t i = 0; i < entered; ++i) Count(ids_[i], i, -1);
+  virtual_tokens_ = virtual_tokens;
+}
+
 std::vector<TokenCount> LiveSequence::CountsBefore(int64_t position) const {
   std::vector<TokenCount> counts = counts_;
-  for (int64_t i = position; counting_ && i < next_position(); ++i) {
+  const int64_t first = std::max<int64_t>(position, virtual_tokens_);
+  for (int64_t i = first; counting_ && i < next_position(); ++i) {
     const auto it = std::ranges::lower_bound(counts, ids_[i], {}, &TokenCount::token);
     --(i < start_.prompt_length ? it->in_prompt : it->in_output);
   }
@@ -84,7 +92,7 @@ std::vector<TokenCount> LiveSequence::CountsBefore(int64_t position) const {
 // A sorted vector: no allocation once its capacity is there, a search of a few steps, and a new
 // token moves at most 12 bytes per distinct token.
 void LiveSequence::Count(int32_t token, int64_t position, int32_t change) {
-  if (!counting_ || token < 0) return;
+  if (!counting_ || token < 0 || position < virtual_tokens_) return;
   auto it = std::lower_bound(counts_.begin(), counts_.end(), token,
                              [](const TokenCount& count, int32_t id) { return count.token < id; });
   if (it == counts_.end() || it->token != token) it = counts_.insert(it, {.token = token});

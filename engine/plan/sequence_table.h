@@ -35,8 +35,8 @@ uint64_t NextTag(uint64_t before, int32_t token);
 // ids, and only when the sampling parameters ask for them.
 //
 // Invariants: 1. ids().size() == next_position() <= capacity(). 2. counts() is ascending by token,
-// without zero entries, and equals the tally of ids(). 3. The previous sample, if there is one,
-// belongs at next_position().
+// without zero entries, and equals the tally of ids() that are text. 3. The previous sample, if
+// there is one, belongs at next_position().
 // Thread safety: confined to the rank's thread. After construction nothing here allocates.
 class LiveSequence {
  public:
@@ -64,7 +64,9 @@ class LiveSequence {
   bool counting() const { return counting_; }  // its sampling needs counts()
   // The adapter of SequenceStart, for as long as the sequence lives; null: none.
   const Adapter* adapter() const { return adapter_.get(); }
-  void SetAdapter(std::shared_ptr<const Adapter> adapter) { adapter_ = std::move(adapter); }
+  // virtual_tokens: Adapter::virtual_tokens, positions whose ids are no text: nothing counts them.
+  void SetAdapter(std::shared_ptr<const Adapter> adapter, int32_t virtual_tokens);
+  int32_t virtual_tokens() const { return virtual_tokens_; }
   // [hidden]: the sum of its final hidden states, with mean_pooling; kept by the last stage.
   std::vector<float>& pooled() { return pooled_; }
 
@@ -92,6 +94,7 @@ class LiveSequence {
   int32_t previous_sample_ = -1;
   std::vector<float> pooled_;
   std::shared_ptr<const Adapter> adapter_;
+  int32_t virtual_tokens_ = 0;
 };
 
 class SequenceTable {

@@ -39,6 +39,7 @@ absl::Status EncodeAdapter(const AdapterFile& adapter, LayerRange layers,
     Encode(factors.a, *sent.mutable_a());
     Encode(factors.b, *sent.mutable_b());
   }
+  if (adapter.virtual_tokens() > 0) Encode(adapter.soft_prompt(), *message.mutable_soft_prompt());
   const size_t bytes = message.ByteSizeLong();
   if (bytes + 64 <= kMaxMessageBytes) return adapter.CheckUnchanged();
   return ResourceExhausted(adapter.path(), ": takes ", bytes, " bytes for one stage, expected at ",
@@ -53,6 +54,7 @@ absl::StatusOr<std::shared_ptr<const AdapterFile>> DecodeAdapter(control::Adapte
       .hash = kept->hash(),
       .kind = kept->hugging_face() ? Container::kHuggingFace : Container::kGguf,
       .factors = {},
+      .soft_prompt = {},
       .memory = kept};
   for (const control::AdapterFactors& sent : kept->factors()) {
     AdapterFactors& factors = contents.factors.emplace_back();
@@ -61,6 +63,7 @@ absl::StatusOr<std::shared_ptr<const AdapterFile>> DecodeAdapter(control::Adapte
     factors.a = Decode(sent.a());
     factors.b = Decode(sent.b());
   }
+  if (kept->has_soft_prompt()) contents.soft_prompt = Decode(kept->soft_prompt());
   return AdapterFile::Make(std::move(contents), config);
 }
 

@@ -65,15 +65,15 @@ std::vector<float> E2M1Codebook() {
   return Normalized(std::move(values));
 }
 
-std::vector<float> DynamicCodebook(int bits) {
+std::vector<float> DynamicCodebook(int bits, bool has_sign) {
   std::vector<float> values = {0, 1};
   for (int i = 0; i < bits - 1; ++i) {
-    const std::vector<float> edges = Linspace(0.1f, 1, (1 << i) + 1);
+    const std::vector<float> edges = Linspace(0.1f, 1, (has_sign ? 1 << i : 2 << i) + 1);
     const auto power = static_cast<float>(std::pow(10.0, i - (bits - 2)));
     for (size_t j = 1; j < edges.size(); ++j) {
       const float value = (edges[j - 1] + edges[j]) / 2 * power;
       values.push_back(value);
-      values.push_back(-value);
+      if (has_sign) values.push_back(-value);
     }
   }
   std::sort(values.begin(), values.end());

@@ -33,9 +33,10 @@ int StepOf(float value) {
 
 }  // namespace
 
-std::span<const float> DynamicMap() {
-  static const std::vector<float> map = formats::DynamicCodebook(8);
-  return map;
+std::span<const float> DynamicMap(bool has_sign) {
+  static const std::vector<float> signed_map = formats::DynamicCodebook(8);
+  static const std::vector<float> unsigned_map = formats::DynamicCodebook(8, /*has_sign=*/false);
+  return has_sign ? signed_map : unsigned_map;
 }
 
 std::vector<float> DecodeScales(const NestedScales& nested) {

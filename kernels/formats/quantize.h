@@ -51,8 +51,8 @@ struct NestedScales {
   std::vector<float> absmax;
   float offset = 0;
 };
-// The 8-bit dynamic map [256], ascending.
-std::span<const float> DynamicMap();
+// The 8-bit dynamic map [256], ascending: of -1 to 1, or, with twice the precision, of 0 to 1.
+std::span<const float> DynamicMap(bool has_sign = true);
 std::vector<float> DecodeScales(const NestedScales& nested);
 
 struct QuantizedMatrix : OwnedMatrix {

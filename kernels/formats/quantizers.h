@@ -60,7 +60,7 @@ float MeanOf(std::span<const float> scales);
 std::vector<float> IntCodebook(int bits);
 std::vector<float> FloatCodebook(int bits, int exponent_bits);
 std::vector<float> E2M1Codebook();  // 4 bits
-std::vector<float> DynamicCodebook(int bits);
+std::vector<float> DynamicCodebook(int bits, bool has_sign = true);
 // scales: of blocks of `scale_block` values.
 std::vector<float> QuantileCodebook(int bits, std::span<const float> values,
                                     std::span<const float> scales, int64_t scale_block);

@@ -8,19 +8,17 @@
 #include <optional>
 #include <utility>
 
-#include "base/json_file.h"
 #include "base/number.h"
 #include "base/quoted.h"
 #include "base/sha256.h"
 #include "base/status.h"
 #include "kernels/backend.h"
+#include "models/adapters/adapter_settings.h"
 #include "models/checkpoints/fingerprint.h"
 #include "models/checkpoints/gguf/gguf_file.h"
 #include "models/checkpoints/huggingface/safetensors.h"
 
 namespace treadle {
-
-using Json = nlohmann::json;
 
 // One adapter while it is read.
 class AdapterReader {
@@ -41,41 +39,24 @@ class AdapterReader {
     bool embedding = false;
   };
 
-  absl::Status ReadConfig(const std::string& path);
-  absl::Status CheckSettings(const Json& json, const std::string& path) const;
   absl::Status AddEntry(const SafetensorsEntry& entry);
-  double AlphaOf(std::string_view module) const;
   absl::Status AddPair(const std::string& name, const Pair& pair);
   absl::Status Place(AdapterFactors factors);
   TensorName ParseName(const std::string& name) const;
   absl::StatusOr<TensorName> FindMatrix(const std::string& name) const;
   absl::Status CheckShapes(const std::string& name, const AdapterFactors& factors) const;
+  absl::Status CheckWhole(const std::string& name, const StoredTensor& tensor) const;
+  absl::Status CheckSoftPrompt() const;
   absl::StatusOr<std::shared_ptr<const AdapterFile>> Finish();
 
   const ModelConfig& config_;
   const Architecture& architecture_;
   std::unique_ptr<AdapterFile> file_;
-  std::map<std::string, Pair> pairs_;                   // by the matrix's name
-  double alpha_ = 0;                                    // 0: a scale of 1
-  bool by_root_ = false;                                // rsLoRA
-  std::vector<std::pair<std::string, double>> alphas_;  // of modules of these names
+  std::map<std::string, Pair> pairs_;  // by the matrix's name
+  AdapterSettings settings_;
 };
 
 namespace {
-
-// A setting of adapter_config.json that changes what factors mean, where it is not null, false,
-// zero or empty.
-constexpr const char* kForeign[] = {
-    "use_dora",          "lora_bias",     "modules_to_save",         "megatron_config",
-    "layer_replication", "use_qalora",    "target_parameters",       "trainable_token_indices",
-    "use_bdlora",        "arrow_config",  "alora_invocation_tokens", "ensure_weight_tying",
-    "lora_ga_config",    "velora_config", "monteclora_config",       "corda_config",
-    "kasa_config"};
-
-bool SaysNothing(const Json& value) {
-  return value.is_null() || value == false || value == 0 ||
-         ((value.is_array() || value.is_object() || value.is_string()) && value.empty());
-}
 
 // The floats of safetensors that weights come in.
 const WeightFormat* FloatFormat(std::string_view dtype) {
@@ -85,67 +66,6 @@ const WeightFormat* FloatFormat(std::string_view dtype) {
 }
 
 }  // namespace
-
-absl::Status AdapterReader::CheckSettings(const Json& json, const std::string& path) const {
-  if (const Json type = json.value("peft_type", Json()); type != "LORA") {
-    return InvalidArgument(path, ": peft_type is ", type.dump(), ", expected \"LORA\"");
-  }
-  for (const char* const key : kForeign) {
-    if (const Json value = json.value(key, Json()); !SaysNothing(value)) {
-      return InvalidArgument(path, ": ", key, " is ", value.dump(), ", expected none: an adapter ",
-                             "is factors of matrices alone");
-    }
-  }
-  if (const Json bias = json.value("bias", Json("none")); bias != "none") {
-    return InvalidArgument(path, ": bias is ", bias.dump(), ", expected \"none\"");
-  }
-  const Json start = json.value("init_lora_weights", Json(true));
-  constexpr std::string_view kPlain[] = {"gaussian", "eva", "orthogonal", "loftq"};
-  const bool plain = start.is_boolean() || start.is_null() ||
-                     (start.is_string() &&
-                      std::ranges::find(kPlain, start.get<std::string>()) != std::end(kPlain));
-  if (!plain) {
-    return InvalidArgument(path, ": init_lora_weights is ", start.dump(), ", which changes the ",
-                           "model's own weights; expected an adapter converted to plain LoRA");
-  }
-  return absl::OkStatus();
-}
-
-absl::Status AdapterReader::ReadConfig(const std::string& path) {
-  TREADLE_ASSIGN_OR_RETURN(const Json json, ReadJsonFile(path));
-  TREADLE_RETURN_IF_ERROR(CheckSettings(json, path));
-  const Json base = json.value("base_model_name_or_path", Json());
-  if (base.is_string()) file_->base_ = base.get<std::string>();
-  const Json alpha = json.value("lora_alpha", Json());
-  if (!alpha.is_number() || !std::isfinite(alpha.get<double>())) {
-    return InvalidArgument(path, ": lora_alpha is ", alpha.dump(), ", expected a number");
-  }
-  alpha_ = alpha.get<double>();
-  by_root_ = json.value("use_rslora", Json(false)) == true;
-  const Json pattern = json.value("alpha_pattern", Json());
-  if (SaysNothing(pattern)) return absl::OkStatus();
-  if (!pattern.is_object()) {
-    return InvalidArgument(path, ": alpha_pattern is not an object");
-  }
-  for (const auto& [key, value] : pattern.items()) {
-    if (!value.is_number() || key.find_first_of("*+?()[]{}|\\$", 0) != key.npos) {
-      return InvalidArgument(path, ": alpha_pattern has ", Quoted(key), ": ", value.dump(),
-                             ", expected a module's name and a number");
-    }
-    alphas_.emplace_back(key, value.get<double>());
-  }
-  return absl::OkStatus();
-}
-
-// Patterns are PEFT's: a name that begins with ^ is a module's whole name, others its last parts.
-double AdapterReader::AlphaOf(std::string_view module) const {
-  for (const auto& [key, alpha] : alphas_) {
-    const bool whole = key.starts_with('^');
-    const std::string_view name = std::string_view(key).substr(whole ? 1 : 0);
-    if (module == name || (!whole && module.ends_with(Str(".", name)))) return alpha;
-  }
-  return alpha_;
-}
 
 absl::Status AdapterReader::AddEntry(const SafetensorsEntry& entry) {
   constexpr std::string_view kPrefix = "base_model.model.";
@@ -167,7 +87,12 @@ absl::Status AdapterReader::AddEntry(const SafetensorsEntry& entry) {
     file_->left_aside_.push_back(entry.name);
     return absl::OkStatus();
   }
-  if (ending == std::end(kEndings) || !entry.name.starts_with(kPrefix)) {
+  const bool soft = settings_.virtual_tokens > 0;
+  if (soft && entry.name != "prompt_embeddings") {
+    return InvalidArgument(entry.file, ": tensor ", Quoted(entry.name),
+                           " is no soft prompt, expected 'prompt_embeddings' alone");
+  }
+  if (!soft && (ending == std::end(kEndings) || !entry.name.starts_with(kPrefix))) {
     return InvalidArgument(entry.file, ": tensor ", Quoted(entry.name),
                            " is no factor of a matrix, ",
                            "expected names such as base_model.model.….q_proj.lora_A.weight");
@@ -176,23 +101,29 @@ absl::Status AdapterReader::AddEntry(const SafetensorsEntry& entry) {
     return InvalidArgument(entry.file, ": tensor ", Quoted(entry.name), " is ", entry.dtype, " ",
                            ShapeText(entry.shape), ", expected a matrix of F32, F16 or BF16");
   }
+  const StoredTensor tensor = {.name = entry.name,
+                               .format = format,
+                               .shape = entry.shape,
+                               .data = entry.data.data(),
+                               .bytes = entry.data.size()};
+  if (soft) {
+    file_->soft_prompt_ = tensor;
+    return absl::OkStatus();
+  }
   std::string module =
       entry.name.substr(kPrefix.size(), entry.name.size() - kPrefix.size() - ending->text.size());
   if (module.starts_with(kText)) module = Str("model.", module.substr(kText.size()));
   Pair& pair = pairs_[module + ".weight"];
   pair.embedding = ending->embedding;
-  (ending->b ? pair.b : pair.a) = {.name = entry.name,
-                                   .format = format,
-                                   .shape = entry.shape,
-                                   .data = entry.data.data(),
-                                   .bytes = entry.data.size()};
+  (ending->b ? pair.b : pair.a) = tensor;
   return absl::OkStatus();
 }
 
 absl::StatusOr<std::shared_ptr<const AdapterFile>> AdapterReader::ReadFolder() {
   const std::filesystem::path folder(file_->path_);
   const std::string config = (folder / "adapter_config.json").string();
-  TREADLE_RETURN_IF_ERROR(ReadConfig(config));
+  TREADLE_ASSIGN_OR_RETURN(settings_, ReadAdapterSettings(config, config_));
+  file_->base_ = settings_.base;
   const std::string weights = (folder / "adapter_model.safetensors").string();
   TREADLE_ASSIGN_OR_RETURN(std::shared_ptr<const MappedFile> mapped, MappedFile::Open(weights));
   TREADLE_ASSIGN_OR_RETURN(const std::vector<SafetensorsEntry> entries, ReadSafetensors(*mapped));
@@ -224,7 +155,7 @@ absl::StatusOr<std::shared_ptr<const AdapterFile>> AdapterReader::ReadGguf() {
     return InvalidArgument(file_->path_, ": adapter.alora.invocation_tokens is set, expected an ",
                            "adapter that applies to all tokens");
   }
-  TREADLE_ASSIGN_OR_RETURN(alpha_, gguf->Number("adapter.lora.alpha", 0));
+  TREADLE_ASSIGN_OR_RETURN(settings_.alpha, gguf->Number("adapter.lora.alpha", 0));
   TREADLE_ASSIGN_OR_RETURN(file_->base_, gguf->String("general.base_model.0.name", ""));
   for (const StoredTensor& tensor : gguf->tensors()) {
     const bool b = tensor.name.ends_with(".lora_b");
@@ -308,11 +239,12 @@ absl::Status AdapterReader::AddPair(const std::string& name, const Pair& pair) {
     return InvalidArgument(file_->path_, ": ", Quoted(name), " has one factor, expected two");
   }
   AdapterFactors factors = {.name = name, .a = pair.a, .b = pair.b};
-  const double alpha = AlphaOf(std::string_view(name).substr(0, name.rfind('.')));
+  const double alpha = settings_.AlphaOf(std::string_view(name).substr(0, name.rfind('.')));
   const auto rank = static_cast<double>(pair.b.shape[1]);
   // llama.cpp's files without an alpha have a scale of 1.
   const bool unscaled = file_->kind_ == Container::kGguf && alpha == 0;
-  factors.scale = unscaled ? 1 : static_cast<float>(alpha / (by_root_ ? std::sqrt(rank) : rank));
+  factors.scale =
+      unscaled ? 1 : static_cast<float>(alpha / (settings_.by_root ? std::sqrt(rank) : rank));
   TREADLE_RETURN_IF_ERROR(Place(std::move(factors)));
   const bool embedding = file_->factors_.back().row->part == Part::kEmbedding;
   if (file_->kind_ == Container::kGguf || embedding == pair.embedding) return absl::OkStatus();
@@ -342,35 +274,57 @@ absl::Status AdapterReader::Place(AdapterFactors factors) {
   return absl::OkStatus();
 }
 
+// A tensor that came otherwise than from a file.
+absl::Status AdapterReader::CheckWhole(const std::string& name, const StoredTensor& tensor) const {
+  const WeightFormat* const format = tensor.format;
+  const bool matrix = tensor.shape.size() == 2;
+  const int64_t n = matrix ? tensor.shape[0] : 0, k = matrix ? tensor.shape[1] : 0;
+  if (format != nullptr && n > 0 && k > 0 && n < INT32_MAX && k < INT32_MAX && !format->apart() &&
+      k % format->block == 0 && tensor.bytes == static_cast<uint64_t>(format->MatrixBytes(n, k))) {
+    return absl::OkStatus();
+  }
+  return InvalidArgument(file_->path_, ": what came for ", Quoted(name), " is no matrix");
+}
+
 absl::StatusOr<std::shared_ptr<const AdapterFile>> AdapterReader::Take(AdapterContents contents) {
   file_->kind_ = contents.kind;
   file_->hash_ = std::move(contents.hash);
   file_->contents_ = std::move(contents.memory);
   for (AdapterFactors& factors : contents.factors) {
-    for (const StoredTensor* const tensor : {&factors.a, &factors.b}) {
-      const bool whole = tensor->shape.size() == 2 && tensor->shape[0] > 0 &&
-                         tensor->shape[1] > 0 && tensor->shape[0] < INT32_MAX &&
-                         tensor->shape[1] < INT32_MAX;
-      if (tensor->format != nullptr && whole && !tensor->format->apart() &&
-          tensor->shape[1] % tensor->format->block == 0 &&
-          tensor->bytes == static_cast<uint64_t>(
-                               tensor->format->MatrixBytes(tensor->shape[0], tensor->shape[1]))) {
-        continue;
-      }
-      return InvalidArgument(file_->path_, ": the factors of ", Quoted(factors.name),
-                             " are no matrices");
-    }
+    TREADLE_RETURN_IF_ERROR(CheckWhole(factors.name, factors.a));
+    TREADLE_RETURN_IF_ERROR(CheckWhole(factors.name, factors.b));
     TREADLE_RETURN_IF_ERROR(Place(std::move(factors)));
+  }
+  if (contents.soft_prompt) {
+    TREADLE_RETURN_IF_ERROR(CheckWhole("the soft prompt", *contents.soft_prompt));
+    settings_.virtual_tokens = contents.soft_prompt->shape[0];
+    file_->soft_prompt_ = *std::move(contents.soft_prompt);
   }
   if (file_->hash_.size() != 64) return InvalidArgument(file_->path_, ": has no hash");
   return Finish();
 }
 
+absl::Status AdapterReader::CheckSoftPrompt() const {
+  if (settings_.virtual_tokens == 0) return absl::OkStatus();
+  if (config_.layer_embedding > 0) {
+    return Unimplemented(file_->path_, ": is a soft prompt, and ", architecture_.name, " models ",
+                         "with embeddings of their layers need tokens; expected LoRA factors");
+  }
+  const std::vector<int64_t> expected = {settings_.virtual_tokens, config_.hidden};
+  const std::vector<int64_t>& shape = file_->soft_prompt_.shape;
+  if (shape == expected && expected[0] < config_.context) return absl::OkStatus();
+  return InvalidArgument(file_->path_, ": the soft prompt is ", ShapeText(shape), ", expected ",
+                         ShapeText(expected), " within a context of ", config_.context,
+                         " (is it for another model?)");
+}
+
 absl::StatusOr<std::shared_ptr<const AdapterFile>> AdapterReader::Finish() {
+  TREADLE_RETURN_IF_ERROR(CheckSoftPrompt());
   // A stage's part may have none.
-  if (file_->factors_.empty() && !file_->contents_) {
+  if (file_->factors_.empty() && file_->virtual_tokens() == 0 && !file_->contents_) {
     return InvalidArgument(file_->path_, ": has no factors");
   }
+  file_->memory_ += static_cast<uint64_t>(file_->virtual_tokens() * config_.hidden) * sizeof(float);
   TREADLE_RETURN_IF_ERROR(file_->CheckUnchanged());
   std::from_chars(file_->hash_.data(), file_->hash_.data() + 16, file_->id_, 16);
   if (file_->id_ == 0) file_->id_ = 1;

@@ -1,15 +1,18 @@
-// A LoRA adapter on disk (Hu et al. 2021), checked against the model that it is for: a PEFT folder
-// (adapter_config.json, adapter_model.safetensors), or llama.cpp's .gguf.
+// An adapter on disk, checked against the model that it is for: LoRA factors (Hu et al. 2021) in a
+// PEFT folder (adapter_config.json, adapter_model.safetensors) or llama.cpp's .gguf, or a soft
+// prompt (Lester et al. 2021, "The power of scale for parameter-efficient prompt tuning") in a PEFT
+// folder: rows that stand for the embeddings of a sequence's first positions.
 //
-// Nothing is ignored: a tensor that is no factor of one of the model's matrices, or a setting that
-// changes what the factors mean (DoRA, trained biases, whole modules that were saved), is an error
-// that names it. Files are mapped, and read again by each rank that loads them.
+// Nothing is ignored: a tensor that is no factor of one of the model's matrices or prompt, or a
+// setting that changes what the factors mean (DoRA, trained biases, whole modules that were saved),
+// is an error that names it. Files are mapped, and read again by each rank that loads them.
 //
 // Thread safety: constant after Open.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -40,7 +43,8 @@ struct AdapterContents {
   std::string path, hash;
   Container kind = Container::kHuggingFace;
   std::vector<AdapterFactors> factors;  // but for what the model says of them
-  std::shared_ptr<const void> memory;   // of their data
+  std::optional<StoredTensor> soft_prompt = {};
+  std::shared_ptr<const void> memory;  // of their data
 };
 
 class AdapterFile {
@@ -68,6 +72,11 @@ class AdapterFile {
   // Bytes that it takes when loaded, by one rank whose Backend::low_rank_type is `floats`.
   uint64_t memory(DType floats) const { return memory_ - (floats == DType::kF32 ? 0 : halved_); }
   const std::vector<AdapterFactors>& factors() const { return factors_; }
+  // [virtual_tokens, hidden], as transformers' `inputs_embeds`; no shape: it has none.
+  const StoredTensor& soft_prompt() const { return soft_prompt_; }
+  int32_t virtual_tokens() const {
+    return soft_prompt_.shape.empty() ? 0 : static_cast<int32_t>(soft_prompt_.shape[0]);
+  }
   // The model's own embeddings, which PEFT may write beside their factors: they are not loaded.
   const std::vector<std::string>& left_aside() const { return left_aside_; }
   // The files were not written to since Open.
@@ -83,6 +92,7 @@ class AdapterFile {
   int64_t rank_ = 0;
   uint64_t memory_ = 0, halved_ = 0;  // as floats, and what 16 bits spare
   std::vector<AdapterFactors> factors_;
+  StoredTensor soft_prompt_;
   std::vector<std::string> left_aside_;
   std::vector<std::shared_ptr<const MappedFile>> files_;
   std::shared_ptr<const void> contents_;  // instead of files

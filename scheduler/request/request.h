@@ -11,6 +11,7 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -47,6 +48,11 @@ struct RequestSpec {
   uint64_t adapter = 0;    // SequenceStart::adapter, which the engine has loaded; 0: none
   std::shared_ptr<const void> adapter_hold = {};  // keeps it loaded; null: without an adapter
   std::vector<int32_t> prompt;
+  // The first ids of the prompt that are no text: the adapter's soft prompt replaces their rows.
+  int32_t virtual_tokens = 0;
+  std::span<const int32_t> text() const {
+    return std::span(prompt).subspan(static_cast<size_t>(virtual_tokens));
+  }
   SamplingParameters sampling;  // seed resolved
   int32_t max_new_tokens = 0;   // > 0
   int32_t min_new_tokens = 0;

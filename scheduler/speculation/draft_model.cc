@@ -34,16 +34,16 @@ class DraftModel::ModelDrafter final : public Drafter {
       : model_(model),
         repeats_(MakeNgramDrafter(request, sequence)),
         salt_(request.spec.cache_salt),
-        tokens_(request.spec.prompt),
+        tokens_(request.spec.text().begin(), request.spec.text().end()),
         promise_(model.promise_) {
     tokens_.insert(tokens_.end(), sequence.output.begin(), sequence.output.end());
-    start_.prompt_length = request.prompt_length();
+    start_.prompt_length = static_cast<int32_t>(size() - std::ssize(sequence.output));
     start_.sampling = request.spec.sampling;
     start_.min_new_tokens = request.spec.min_new_tokens;
     start_.end_tokens = request.spec.end_tokens;
     start_.candidate = sequence.candidate;
     most_ = std::min<int64_t>(model.options_.context,
-                              int64_t{request.prompt_length()} + request.spec.max_new_tokens);
+                              int64_t{start_.prompt_length} + request.spec.max_new_tokens);
   }
   ~ModelDrafter() override { model_.Release(*this); }
 

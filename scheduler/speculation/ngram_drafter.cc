@@ -94,7 +94,8 @@ void NgramDrafter::Search() {
 }
 
 std::unique_ptr<Drafter> MakeNgramDrafter(const Request& request, const Sequence& sequence) {
-  std::vector<int32_t> tokens = request.spec.prompt;
+  const std::span<const int32_t> text = request.spec.text();
+  std::vector<int32_t> tokens(text.begin(), text.end());
   tokens.insert(tokens.end(), sequence.output.begin(), sequence.output.end());
   return std::make_unique<NgramDrafter>(tokens);
 }

@@ -151,7 +151,7 @@ std::optional<AdapterHold> AdapterRegistry::Give(Entry& entry) {
   ++entry.requests;
   std::shared_ptr<const void> hold(
       this, [self = shared_from_this(), id](const void*) { self->LetGo(id); });
-  return AdapterHold{id, entry.file->hash(), std::move(hold)};
+  return AdapterHold{id, entry.file->hash(), std::move(hold), entry.file->virtual_tokens()};
 }
 
 void AdapterRegistry::LetGo(uint64_t id) {

@@ -36,6 +36,7 @@ struct AdapterHold {
   uint64_t id = 0;   // SequenceStart::adapter
   std::string hash;  // AdapterFile::hash
   std::shared_ptr<const void> hold;
+  int32_t virtual_tokens = 0;  // AdapterFile::virtual_tokens
 };
 
 class AdapterRegistry : public std::enable_shared_from_this<AdapterRegistry> {

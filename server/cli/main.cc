@@ -31,7 +31,7 @@ constexpr Command kCommands[] = {
     {"simulate", "a trace on hardware that is not here: the real scheduler, a model of time",
      RunSimulate},
     {"quantize", "write a checkpoint in other weight formats", RunQuantize},
-    {"finetune", "train a LoRA adapter over a frozen model", RunFinetune},
+    {"finetune", "train a LoRA adapter or a soft prompt over a frozen model", RunFinetune},
     {"inspect", "what is in a checkpoint, and what serving it costs", RunInspect},
     {"perplexity", "how well a model predicts a text", RunPerplexity},
     {"help", "flags of a command, or the man page of all", RunHelp},

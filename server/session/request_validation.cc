@@ -35,15 +35,21 @@ absl::Status CheckCount(std::string_view field, size_t entries, size_t most) {
   return InvalidArgument(field, " has ", entries, " entries, expected at most ", most);
 }
 
+// Words behind a number of tokens, some of which are a soft prompt's.
+std::string OfSoftPrompt(int32_t virtual_tokens) {
+  return virtual_tokens == 0 ? "" : Str(" (", virtual_tokens, " of them the adapter's)");
+}
+
 // `most`: the context, or what leaves room for an answer in it.
-absl::Status CheckPromptLength(int64_t tokens, int64_t most, const ServedModel& model) {
+absl::Status CheckPromptLength(int64_t tokens, int64_t most, const ServedModel& model,
+                               int32_t virtual_tokens = 0) {
   if (tokens <= most) return absl::OkStatus();
   const std::string context = most == model.max_context
                                   ? ""
                                   : Str(" is ", model.max_context, " with at least one new token");
   return Because(RefusalReason::kTooLong,
-                 InvalidArgument("prompt has ", tokens, " tokens, expected at most ", most,
-                                 " (the context", context, ")"));
+                 InvalidArgument("prompt has ", tokens, " tokens", OfSoftPrompt(virtual_tokens),
+                                 ", expected at most ", most, " (the context", context, ")"));
 }
 
 absl::Status CheckLogitBias(const std::vector<LogitBias>& entries, int32_t vocab) {
@@ -163,6 +169,20 @@ absl::Status Truncate(const std::optional<int32_t>& asked, int64_t most,
   return absl::OkStatus();
 }
 
+// Reads the prompt, behind what the adapter's soft prompt replaces. `most`: tokens that there is
+// room for.
+absl::Status ReadPrompt(GenerateRequest& request, const ServedModel& model,
+                        Clock::time_point deadline, int64_t most, RequestSpec& spec) {
+  TREADLE_ASSIGN_OR_RETURN(spec.prompt, PromptIds(request, model, deadline));
+  spec.virtual_tokens = request.virtual_tokens;
+  most -= spec.virtual_tokens;
+  if (most >= 1) {
+    TREADLE_RETURN_IF_ERROR(Truncate(request.truncate_prompt_tokens, most, spec.prompt));
+  }
+  spec.prompt.insert(spec.prompt.begin(), static_cast<size_t>(spec.virtual_tokens), 0);
+  return absl::OkStatus();
+}
+
 // The most tokens that the request may generate within the context and the cache; may be <= 0.
 int64_t MostNewTokens(int64_t prompt, int64_t candidates, const ServedModel& model) {
   const auto fits = [&](int64_t tokens) {
@@ -179,7 +199,8 @@ int64_t MostNewTokens(int64_t prompt, int64_t candidates, const ServedModel& mod
 absl::Status ReadLengths(const GenerateRequest::Stopping& stopping, const ServedModel& model,
                          const RequestLimits& limits, RequestSpec& spec) {
   const int64_t prompt = static_cast<int64_t>(spec.prompt.size());
-  TREADLE_RETURN_IF_ERROR(CheckPromptLength(prompt, model.max_context - 1, model));
+  TREADLE_RETURN_IF_ERROR(
+      CheckPromptLength(prompt, model.max_context - 1, model, spec.virtual_tokens));
   const int64_t most = MostNewTokens(prompt, spec.candidates, model);
   const int64_t usual =
       stopping.without_limit ? most : std::min<int64_t>(limits.default_max_new_tokens, most);
@@ -196,8 +217,8 @@ absl::Status ReadLengths(const GenerateRequest::Stopping& stopping, const Served
     return Because(
         RefusalReason::kTooLong,
         InvalidArgument("stopping.max_new_tokens is ", spec.max_new_tokens, " after ", prompt,
-                        " prompt tokens, expected at most ", model.max_context - prompt,
-                        " (the context is ", model.max_context, ")"));
+                        " prompt tokens", OfSoftPrompt(spec.virtual_tokens), ", expected at most ",
+                        model.max_context - prompt, " (the context is ", model.max_context, ")"));
   }
   const PageCounts pages = PagesNeeded(spec, model.paging);
   if (!pages.FitsIn(model.kv_pages)) {
@@ -222,7 +243,7 @@ absl::Status ReadEmbedding(const ServedModel& model, const RequestLimits& limits
   const auto prompt = static_cast<int64_t>(spec.prompt.size());
   spec.pooling = limits.pooling;
   spec.max_new_tokens = 1;
-  TREADLE_RETURN_IF_ERROR(CheckPromptLength(prompt, model.max_context, model));
+  TREADLE_RETURN_IF_ERROR(CheckPromptLength(prompt, model.max_context, model, spec.virtual_tokens));
   const PageCounts pages = PagesNeeded(spec, model.paging);
   if (pages.FitsIn(model.kv_pages)) return absl::OkStatus();
   return Because(RefusalReason::kUnsatisfiable,
@@ -390,9 +411,7 @@ absl::StatusOr<ValidatedRequest> ValidateRequest(GenerateRequest request, const 
       return absl::FailedPreconditionError(
           "this server gives no embeddings: it was started with --embedding-pooling none");
     }
-    TREADLE_ASSIGN_OR_RETURN(spec.prompt, PromptIds(request, model, deadline));
-    TREADLE_RETURN_IF_ERROR(
-        Truncate(request.truncate_prompt_tokens, model.max_context, spec.prompt));
+    TREADLE_RETURN_IF_ERROR(ReadPrompt(request, model, deadline, model.max_context, spec));
     TREADLE_RETURN_IF_ERROR(ReadEmbedding(model, limits, spec));
     if (request.dimensions < 0 || request.dimensions > model.hidden) {
       return InvalidArgument("dimensions is ", request.dimensions, ", expected 1 to ",
@@ -407,9 +426,7 @@ absl::StatusOr<ValidatedRequest> ValidateRequest(GenerateRequest request, const 
                            ReadLogprobs("prompt_logprobs", request.prompt_logprobs));
   const bool ignore_eos = request.stopping.ignore_eos;
   TREADLE_RETURN_IF_ERROR(ReadStops(request.stopping, model, valid));
-  TREADLE_ASSIGN_OR_RETURN(spec.prompt, PromptIds(request, model, deadline));
-  TREADLE_RETURN_IF_ERROR(
-      Truncate(request.truncate_prompt_tokens, model.max_context - 1, spec.prompt));
+  TREADLE_RETURN_IF_ERROR(ReadPrompt(request, model, deadline, model.max_context - 1, spec));
   TREADLE_RETURN_IF_ERROR(ReadLengths(request.stopping, model, limits, spec));
   valid.generation = {.special_tokens = request.special_tokens,
                       .include_stop_string = request.stopping.include_stop_string};

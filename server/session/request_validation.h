@@ -64,6 +64,7 @@ struct GenerateRequest {
   std::optional<int32_t> prompt_logprobs = {};  // the same for prompt tokens
   std::optional<Constraint> constraint = {};    // what the answer must look like
   std::string adapter = {};                     // by name; empty: the model as it is
+  int32_t virtual_tokens = 0;                   // the adapter's: positions before the prompt's
   std::string cache_salt = {};  // only requests of the same one share what is cached of prompts
   std::string speculate = {};   // a word of kSpeculate; empty: the server's
   int32_t priority = 0;         // as in RequestSpec

@@ -181,16 +181,19 @@ void Session::TryConstraint(absl::StatusOr<GenerateRequest> read,
 
 void Session::Admit(absl::StatusOr<GenerateRequest> read, RequestStore::Resumed* resumed) {
   RequestOrigin origin;
+  int32_t virtual_tokens = 0;
   Clock::time_point deadline;
   {
     MutexLock lock(mutex_);
     if (const absl::Status gone = Gone(); !gone.ok()) return Refuse(gone);
+    virtual_tokens = adapter_.virtual_tokens;
     origin = origin_;
     deadline = deadline_;
   }
   StoredRequest kept;
   const auto validate = [&]() -> absl::StatusOr<ValidatedRequest> {
     TREADLE_ASSIGN_OR_RETURN(GenerateRequest request, std::move(read));
+    request.virtual_tokens = virtual_tokens;
     if (request.request_id.empty()) request.request_id = origin.header_id;
     kept.kind = std::move(request.kind);
     kept.body = std::move(request.body);
@@ -229,6 +232,9 @@ absl::Status Session::Submit(const absl::StatusOr<ValidatedRequest>& valid, Stor
                       valid->generation);
   reasons_.resize(static_cast<size_t>(spec_.candidates), FinishReason::kNone);
   RequestSpec spec = spec_;
+  // The client hears of its text alone.
+  spec_.prompt.erase(spec_.prompt.begin(), spec_.prompt.begin() + spec_.virtual_tokens);
+  spec_.virtual_tokens = 0;
   spec.adapter_hold = std::move(adapter_.hold);
   if (resumed != nullptr && resumed->request.adapter != adapter_.hash) {
     return absl::FailedPreconditionError(Str(
@@ -412,7 +418,8 @@ void Session::NoteEnd(RequestEnd end) {
 }
 
 void Session::WriteNext() {
-  const int32_t cached = submitted_.stream ? submitted_.stream->cached_tokens() : 0;
+  const int32_t held = submitted_.stream ? submitted_.stream->cached_tokens() : 0;
+  const int32_t cached = std::max(0, held - adapter_.virtual_tokens);
   const SessionEvent::Prompt prompt{spec_, prompt_details_, cached, submitted_.id};
   SessionEvent::End end;
   SessionEvent event;

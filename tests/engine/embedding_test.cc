@@ -17,6 +17,7 @@
 #include "engine/kv/kv_slot_manager.h"
 #include "engine/local_engine.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "models/adapters/adapter_file.h"
 #include "models/checkpoints/checkpoint.h"
 #include "tests/engine/engine_runner.h"
 #include "tests/engine/plan_builder.h"
@@ -29,7 +30,8 @@ namespace {
 constexpr double kToleranceFactor = 8;
 
 struct Oracle {
-  std::vector<int32_t> ids;
+  std::string model;          // folder
+  std::vector<int32_t> ids;   // behind those of a soft prompt
   std::vector<float> logits;  // [ids, vocab]
   double tolerance = 0;
 };
@@ -39,14 +41,19 @@ Oracle ReadOracle(const std::string& folder) {
   const nlohmann::json json = nlohmann::json::parse(description);
   std::ifstream file(folder + "/logits.f32", std::ios::binary);
   const std::vector<char> bytes{std::istreambuf_iterator<char>(file), {}};
-  Oracle oracle{json["token_ids"], std::vector<float>(bytes.size() / sizeof(float)),
+  std::vector<int32_t> ids = json["token_ids"];
+  const std::string base = json.value("base", "");
+  Oracle oracle{base.empty() ? folder : TREADLE_TESTDATA "/models/" + base, std::move(ids),
+                std::vector<float>(bytes.size() / sizeof(float)),
                 kToleranceFactor * json["fp32_rounding"].get<double>()};
   std::memcpy(oracle.logits.data(), bytes.data(), bytes.size());
   return oracle;
 }
 
+// adapter: null: none.
 std::vector<float> Embedding(const Checkpoint& checkpoint, std::span<const int32_t> ids,
-                             Pooling pooling, size_t chunk) {
+                             const std::shared_ptr<const AdapterFile>& adapter, Pooling pooling,
+                             size_t chunk) {
   auto backend = *CreateCpuBackend({.threads = 1, .compute = ComputeMode::kExact});
   LoadOptions load;
   load.max_batch_tokens = 64;
@@ -66,6 +73,10 @@ std::vector<float> Embedding(const Checkpoint& checkpoint, std::span<const int32
   IterationPlan plan =
       PlanOf(1, 0).Start(StartOf(1, length, pages[PageKind::kWhole], pages[PageKind::kWindow]));
   plan.starts[0].mean_pooling = pooling == Pooling::kMean;
+  if (adapter) {
+    EXPECT_EQ(runner.engine().LoadAdapter(adapter), absl::OkStatus());
+    plan.starts[0].adapter = adapter->id();
+  }
   for (size_t at = 0;; at += chunk) {
     const auto part = ids.subspan(at, std::min(chunk, ids.size() - at));
     const Step step = StepOf(1, static_cast<int32_t>(at), {part.begin(), part.end()});
@@ -81,10 +92,19 @@ std::vector<float> Embedding(const Checkpoint& checkpoint, std::span<const int32
 class TransformersStates : public testing::TestWithParam<const char*> {};
 
 TEST_P(TransformersStates, ArePooled) {
-  const std::string folder = std::string(TREADLE_TESTDATA "/models/") + GetParam();
-  const Oracle oracle = ReadOracle(folder);
-  const auto checkpoint = Checkpoint::Open(folder);
+  const bool soft = std::string_view(GetParam()).starts_with("soft-");
+  const std::string folder = Str(TREADLE_TESTDATA, soft ? "/adapters/" : "/models/", GetParam());
+  Oracle oracle = ReadOracle(folder);
+  const auto checkpoint = Checkpoint::Open(oracle.model);
   ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  std::shared_ptr<const AdapterFile> adapter;
+  if (soft) {
+    const auto opened = AdapterFile::Open(folder, (*checkpoint)->config());
+    ASSERT_TRUE(opened.ok()) << opened.status();
+    adapter = *opened;
+    oracle.ids.insert(oracle.ids.begin(), static_cast<size_t>(adapter->virtual_tokens()), 0);
+  }
+  const auto begin = static_cast<size_t>(adapter ? adapter->virtual_tokens() : 0);  // of the text
   const int64_t vocab = (*checkpoint)->config().vocab, hidden = (*checkpoint)->config().hidden;
   const double divisor = (*checkpoint)->config().logits_divisor;
   const StoredTensor* head = nullptr;
@@ -98,10 +118,10 @@ TEST_P(TransformersStates, ArePooled) {
   const auto matrix = SourceOf(*head, vocab, hidden, constants);
   ASSERT_TRUE(matrix.ok()) << matrix.status();
   for (const Pooling pooling : {Pooling::kMean, Pooling::kLast}) {
-    const std::vector<float> embedding = Embedding(**checkpoint, oracle.ids, pooling, 7);
+    const std::vector<float> embedding = Embedding(**checkpoint, oracle.ids, adapter, pooling, 7);
     ASSERT_EQ(embedding.size(), static_cast<size_t>(hidden));
-    EXPECT_EQ(embedding, Embedding(**checkpoint, oracle.ids, pooling, 64));
-    const size_t first = pooling == Pooling::kMean ? 0 : oracle.ids.size() - 1;
+    EXPECT_EQ(embedding, Embedding(**checkpoint, oracle.ids, adapter, pooling, 64));
+    const size_t first = pooling == Pooling::kMean ? begin : oracle.ids.size() - 1;
     double largest = 0, scale = 0;
     std::vector<float> row(static_cast<size_t>(hidden));
     for (int64_t token = 0; token < vocab; ++token) {
@@ -124,7 +144,7 @@ INSTANTIATE_TEST_SUITE_P(All, TransformersStates,
                          testing::Values("llama-grouped", "mistral", "mistral-window", "gpt2",
                                          "gpt2-untied", "qwen2", "qwen3", "qwen3-tied", "gemma3",
                                          "gemma3-scaled", "mixtral", "qwen3moe-plain", "granite",
-                                         "olmo3", "exaone4", "glm4"),
+                                         "olmo3", "exaone4", "glm4", "soft-llama", "soft-gemma3"),
                          [](const auto& info) { return Identifier(info.param); });
 
 }  // namespace

@@ -310,24 +310,27 @@ bool HasAdapters(const EngineKind& kind) {
   return !kind.gpus && kind.stages <= 2 && kind.ranks <= 2;
 }
 
-// Each request has one of three adapters, or none.
+// Each request has one of three adapters, a soft prompt of 11 positions, or none.
 TEST_P(EngineContract, AdaptersOfTheCompanyDoNotMatter) {
   if (!HasAdapters(GetParam())) GTEST_SKIP() << "no adapters there, or two layers are too few";
   const std::string base = TREADLE_TESTDATA "/models/llama-grouped";
   const auto checkpoint = Checkpoint::Open(base);
   ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
   AdapterFiles adapters;
-  for (const char* const name : {"llama", "llama-second", "llama-bf16"}) {
+  for (const char* const name : {"llama", "llama-second", "llama-bf16", "soft-llama"}) {
     auto opened =
         AdapterFile::Open(Str(TREADLE_TESTDATA "/adapters/", name), (*checkpoint)->config());
     ASSERT_TRUE(opened.ok()) << opened.status();
     adapters.push_back(*std::move(opened));
   }
   const auto vocab = static_cast<int32_t>((*checkpoint)->config().vocab);
-  auto requests = RandomRequests(6, 16, vocab, 40, 12);
+  auto requests = RandomRequests(6, 20, vocab, 40, 12);
   for (size_t i = 0; i < requests.size(); ++i) {
     requests[i].request.top_logprobs = 3;
-    if (i % 4 < 3) requests[i].request.adapter = adapters[i % 4]->id();
+    if (i % 5 == 4) continue;
+    requests[i].request.adapter = adapters[i % 5]->id();
+    std::vector<int32_t>& prompt = requests[i].request.prompt;
+    prompt.insert(prompt.begin(), static_cast<size_t>(adapters[i % 5]->virtual_tokens()), 0);
   }
   ExpectAsAlone(GetParam(), base, Options(), requests, adapters);
 }

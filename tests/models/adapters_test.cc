@@ -1,4 +1,4 @@
-// LoRA adapters: logits against PEFT's (tests/oracles/make_adapter_oracles.py), and what is
+// Adapters: logits against PEFT's (tests/oracles/make_adapter_oracles.py), and what is
 // refused.
 //
 // The tolerance is that of the model's own logits (model_test.cc): 8 times fp32's rounding.
@@ -143,7 +143,9 @@ TEST_P(PeftLogits, AreNearWithFactorsOf16Bits) {
 
 INSTANTIATE_TEST_SUITE_P(All, PeftLogits,
                          ::testing::Values("llama", "llama-second", "llama-bf16", "qwen3", "gpt2",
-                                           "gptneox", "gemma3", "granite", "phi3"),
+                                           "gptneox", "gemma3", "granite", "phi3", "soft-llama",
+                                           "soft-gemma3", "soft-gemma4", "soft-granite",
+                                           "soft-gpt2", "soft-qwen35"),
                          [](const auto& info) { return Identifier(info.param); });
 
 // -- what is refused -----------------------------------------------------------------------------
@@ -209,6 +211,36 @@ TEST_F(AdapterFiles, OtherKindsAreRefusedByName) {
   EXPECT_THAT(Refusal("alpha_pattern", {{"q_.*", 3}}), HasSubstr("alpha_pattern has 'q_.*': 3"));
   Refusal("alpha_pattern", nullptr);
   EXPECT_THAT(Refusal("lora_alpha", "x"), HasSubstr("lora_alpha is \"x\", expected a number"));
+}
+
+TEST_F(AdapterFiles, SoftPromptsSayWhatTheyAre) {
+  std::filesystem::remove_all(folder_ / "a");
+  std::filesystem::copy(kAdapters + "soft-llama", folder_ / "a");
+  const auto adapter = Open();
+  ASSERT_TRUE(adapter.ok()) << adapter.status();
+  EXPECT_EQ((*adapter)->virtual_tokens(), 11);
+  EXPECT_EQ((*adapter)->memory(), 11u * 30 * sizeof(float));
+  EXPECT_TRUE((*adapter)->factors().empty());
+  EXPECT_THAT(Refusal("num_virtual_tokens", 10),
+              HasSubstr("the soft prompt is [11, 30], expected [10, 30]"));
+  EXPECT_THAT(Refusal("num_virtual_tokens", 0),
+              HasSubstr("num_virtual_tokens is 0, expected 1 to"));
+  EXPECT_THAT(Refusal("num_virtual_tokens", config_.context), HasSubstr("num_virtual_tokens is"));
+  Refusal("num_virtual_tokens", 11);
+  EXPECT_THAT(Refusal("token_dim", 31), HasSubstr("token_dim is 31, expected 30"));
+  Refusal("token_dim", 30);
+  EXPECT_THAT(Refusal("num_transformer_submodules", 2),
+              HasSubstr("num_transformer_submodules is 2, expected 1"));
+  Refusal("num_transformer_submodules", 1);
+  EXPECT_THAT(Refusal("modules_to_save", {"lm_head"}), HasSubstr("modules_to_save is"));
+  EXPECT_EQ(Refusal("modules_to_save", nullptr), "");
+  config_.layer_embedding = 4;
+  EXPECT_THAT(std::string(Open().status().message()),
+              HasSubstr("is a soft prompt, and llama models with embeddings of their layers"));
+  config_.layer_embedding = 0;
+  EXPECT_THAT(RefusalOf("prompt_embeddings", "prompt_embeddingz"),
+              HasSubstr("tensor 'prompt_embeddingz' is no soft prompt"));
+  EXPECT_THAT(Refusal("peft_type", "LORA"), HasSubstr("lora_alpha is null, expected a number"));
 }
 
 TEST_F(AdapterFiles, TensorsThatFitNothingAreRefusedByName) {

@@ -4,6 +4,7 @@
 #include <cstdlib>
 
 #include "base/status.h"
+#include "models/adapter.h"
 #include "models/adapters/adapter_file.h"
 
 namespace treadle {
@@ -19,22 +20,27 @@ absl::StatusOr<std::unique_ptr<TeacherForcing>> TeacherForcing::Create(
   std::unique_ptr<TeacherForcing> out(new TeacherForcing());
   out->backend_ = std::move(backend);
   out->options_ = options;
+  std::shared_ptr<const AdapterFile> adapter;
+  if (!options.adapter.empty()) {
+    TREADLE_ASSIGN_OR_RETURN(adapter, AdapterFile::Open(options.adapter, checkpoint.config()));
+    out->options_.max_tokens += adapter->virtual_tokens();
+  }
+  const int64_t max_tokens = out->options_.max_tokens;
   LoadOptions load;
   load.max_batch_tokens = options.chunk;
   load.max_head_rows = kHeadRows;
-  load.max_context = options.max_tokens;
+  load.max_context = max_tokens;
   load.weights = options.weights;
   load.threads = options.threads;
   TREADLE_ASSIGN_OR_RETURN(out->model_, Model::Load(checkpoint, *out->backend_, load));
   const ModelConfig& config = out->model_->config();
-  if (!options.adapter.empty()) {
-    TREADLE_ASSIGN_OR_RETURN(const auto file, AdapterFile::Open(options.adapter, config));
-    TREADLE_ASSIGN_OR_RETURN(out->adapter_, out->model_->LoadAdapter(*file));
+  if (adapter) {
+    TREADLE_ASSIGN_OR_RETURN(out->adapter_, out->model_->LoadAdapter(*adapter));
   }
   out->layout_ = {.kv_heads = config.kv_heads,
                   .head_dim = config.head_dim,
                   .page_size = kPageSize,
-                  .num_pages = (options.max_tokens + kPageSize - 1) / kPageSize,
+                  .num_pages = (max_tokens + kPageSize - 1) / kPageSize,
                   .dtype = options.kv_dtype,
                   .key_order = out->backend_->key_order()};
   out->window_layout_ = out->layout_;
@@ -75,7 +81,9 @@ void TeacherForcing::Forward(std::span<const int32_t> token_ids, int64_t begin, 
   TREADLE_CHECK(model_->Forward(batch, {layout_, layers_, window_layout_}, nullptr, hidden).ok());
 }
 
-void TeacherForcing::Run(std::span<const int32_t> token_ids, const Row& row) {
+void TeacherForcing::Run(std::span<const int32_t> text, const Row& row) {
+  std::vector<int32_t> token_ids(adapter_ ? static_cast<size_t>(adapter_->virtual_tokens()) : 0);
+  token_ids.insert(token_ids.end(), text.begin(), text.end());
   const ModelConfig& config = model_->config();
   const auto length = static_cast<int64_t>(token_ids.size());
   TREADLE_CHECK(length <= options_.max_tokens);

@@ -17,7 +17,7 @@ namespace treadle {
 class TeacherForcing {
  public:
   struct Options {
-    int64_t max_tokens = 0;  // of the sequence
+    int64_t max_tokens = 0;  // of the text
     int64_t chunk = 0;       // tokens of one Forward
     DType kv_dtype = DType::kF32;
     WeightPlan weights = {};
@@ -29,10 +29,11 @@ class TeacherForcing {
                                                                 std::unique_ptr<Backend> backend,
                                                                 const Options& options);
 
-  // Calls `row` with each position and its logits [vocab], ascending.
+  // Calls `row` with each position and its logits [vocab], ascending. The positions of the
+  // adapter's soft prompt come before the text's.
   using Row = std::function<void(int64_t position, std::span<const float> logits)>;
-  void Run(std::span<const int32_t> token_ids, const Row& row);
-  // [tokens * vocab]
+  void Run(std::span<const int32_t> text, const Row& row);
+  // [positions * vocab]
   std::vector<float> Logits(std::span<const int32_t> token_ids);
 
  private:

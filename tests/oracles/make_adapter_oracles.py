@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Writes tests/testdata/adapters/: random LoRA adapters for small checkpoints of tests/testdata/models, saved by PEFT,
-with the logits that PEFT gives the models with them; with their names as arguments, those alone.
+"""Writes tests/testdata/adapters/: random LoRA adapters and soft prompts for small checkpoints of tests/testdata/models,
+saved by PEFT, with the logits that PEFT gives the models with them; with their names as arguments, those alone. A soft
+prompt's logits are those of its own positions, then the text's; beside those of soft-llama are the 13 tokens that follow the text.
 
 Run from the repository's root, with torch, transformers, peft and safetensors installed, and LLAMA_CPP naming a
 checkout of llama.cpp, whose converter makes the .gguf files.
@@ -15,7 +16,7 @@ import sys
 import numpy as np
 import torch
 import transformers
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PromptTuningConfig, get_peft_model
 
 MODELS = "tests/testdata/models"
 OUT = "tests/testdata/adapters"
@@ -38,6 +39,15 @@ CASES = {
     "phi3": ("phi3", dict(r=4, lora_alpha=8, target_modules=["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]),
              "float32"),
 }
+# name: (base, virtual tokens, type of the file)
+SOFT_PROMPTS = {
+    "soft-llama": ("llama-grouped", 11, "float32"),
+    "soft-gemma3": ("gemma3", 5, "float16"),
+    "soft-gemma4": ("gemma4-large", 3, "float32"),
+    "soft-granite": ("granite", 9, "bfloat16"),
+    "soft-gpt2": ("gpt2", 4, "float32"),
+    "soft-qwen35": ("qwen35", 6, "float32"),
+}
 GGUF = ["llama", "qwen3", "granite"]
 
 
@@ -47,12 +57,14 @@ def logits_of(model, ids):
 
 
 def main():
-    for name in sys.argv[1:] or CASES:
-        base, settings, dtype = CASES[name]
+    for name in sys.argv[1:] or CASES | SOFT_PROMPTS:
+        soft = name in SOFT_PROMPTS
+        base, settings, dtype = (SOFT_PROMPTS if soft else CASES)[name]
         folder = f"{OUT}/{name}"
         torch.manual_seed(sum(map(ord, name)))
         ids = json.load(open(f"{MODELS}/{base}/oracle.json"))["token_ids"]
-        config = LoraConfig(base_model_name_or_path=base, task_type="CAUSAL_LM", **settings)
+        config = (PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=settings) if soft else
+                  LoraConfig(base_model_name_or_path=base, task_type="CAUSAL_LM", **settings))
         model = get_peft_model(transformers.AutoModelForCausalLM.from_pretrained(
             f"{MODELS}/{base}", dtype=torch.float32, attn_implementation="eager"), config)
         for key, value in model.named_parameters():
@@ -60,22 +72,31 @@ def main():
                 inner = "lora_A" in key or "embedding_A" in key
                 value.data = torch.randn_like(value) * (0.3 if inner else 0.1)
                 value.data = value.data.to(getattr(torch, dtype)).float()
+            elif "prompt_encoder" in key:  # of an embedding's size
+                size = model.get_input_embeddings()(torch.tensor(ids)).std().item()
+                value.data = (torch.randn_like(value) * size).to(getattr(torch, dtype)).float()
         model.eval()
         single = logits_of(model, ids)
         exact = logits_of(model.double(), ids)
+        follows = {}
+        for penalty in (1.0, 1.3) if name == "soft-llama" else ():
+            found = model.generate(input_ids=torch.tensor([ids]), do_sample=False, repetition_penalty=penalty,
+                                   max_new_tokens=13, min_new_tokens=13)
+            follows[f"penalty {penalty}"] = found[0, len(ids):].tolist()
         with model.disable_adapter():
             plain = logits_of(model, ids)
         state_type = getattr(torch, dtype)
         model.to(state_type).save_pretrained(folder)
         exact.astype(np.float32).tofile(f"{folder}/logits.f32")
+        effect = np.abs(exact[-len(ids):] - plain).max()
         json.dump({"base": base, "token_ids": ids, "fp32_rounding": float(np.abs(single - exact).max()),
-                   "effect": float(np.abs(exact - plain).max())}, open(f"{folder}/oracle.json", "w"))
+                   "effect": float(effect)} | follows, open(f"{folder}/oracle.json", "w"))
         if os.path.exists(f"{folder}/README.md"):
             os.remove(f"{folder}/README.md")
         if name in GGUF and "LLAMA_CPP" in os.environ:
             subprocess.run([sys.executable, os.environ["LLAMA_CPP"] + "/convert_lora_to_gguf.py", folder, "--base",
                             f"{MODELS}/{base}", "--outfile", f"{folder}/adapter.gguf", "--outtype", "f32"], check=True)
-        print(name, "changes logits by up to", np.abs(exact - plain).max(), "fp32", np.abs(single - exact).max())
+        print(name, "changes logits by up to", effect, "fp32", np.abs(single - exact).max())
 
 
 if __name__ == "__main__":

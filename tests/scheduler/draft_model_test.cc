@@ -56,6 +56,23 @@ TEST(DraftModel, SavesIterations) {
   EXPECT_EQ(counts.accepted_draft_tokens, counts.draft_tokens);
 }
 
+// It has no soft prompt: it guesses as if there were none.
+TEST(DraftModel, RunsTheTextAlone) {
+  LoopHarness harness(Options());
+  RequestSpec spec = Drafted(9, 20, 5);
+  spec.virtual_tokens = 4;
+  const std::vector<int32_t> text(spec.text().begin(), spec.text().end());
+  PlansOf(harness, std::move(spec));
+  size_t starts = 0;
+  for (const IterationPlan& plan : harness.draft_engine->TakePlans()) {
+    starts += plan.starts.size();
+    for (const SequenceStart& start : plan.starts) EXPECT_EQ(start.prompt_length, 5);
+    if (plan.starts.empty()) continue;
+    EXPECT_THAT(std::span(plan.steps[0].tokens).first(5), testing::ElementsAreArray(text));
+  }
+  EXPECT_EQ(starts, 1u);
+}
+
 // After a wrong guess it goes on from what the sequence really has: else it would hardly be right
 // again. Three of four guesses are.
 TEST(DraftModel, RunsWhatCameInsteadOfAWrongGuess) {

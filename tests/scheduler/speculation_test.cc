@@ -46,6 +46,14 @@ TEST(NgramDrafter, GuessesNothingWhereNothingRepeats) {
   EXPECT_THAT(NgramDrafter({}).Next(4), IsEmpty());
 }
 
+TEST(NgramDrafter, LooksAtTheTextAlone) {
+  Request request;
+  request.spec.prompt = {0, 0, 0, 0, 0, 0};
+  EXPECT_THAT(MakeNgramDrafter(request, {})->Next(2), SizeIs(2));
+  request.spec.virtual_tokens = 4;
+  EXPECT_THAT(MakeNgramDrafter(request, {})->Next(2), IsEmpty());
+}
+
 // The longest match of any earlier place, as long as those are few; beyond kLongEnough tokens it
 // stays where it is.
 TEST(NgramDrafter, FindsWhatASearchOfEverythingFinds) {

@@ -4,6 +4,8 @@
 #include <bit>
 #include <map>
 
+#include "models/adapter.h"
+
 namespace treadle {
 namespace {
 
@@ -119,7 +121,11 @@ SampleResult ReferenceRunner::Output(const AloneRequest& request, std::span<cons
   wanted.top_logprobs = sample ? request.top_logprobs : request.prompt_logprobs;
   if (sample) {
     wanted.parameters = &request.sampling;
-    if (request.sampling.NeedsCounts()) counts = Tally(ids, request.prompt.size());
+    const std::vector<const Adapter*> adapter = AdaptersOf(request, 1);
+    const auto no_text = static_cast<size_t>(adapter.empty() ? 0 : adapter[0]->virtual_tokens());
+    if (request.sampling.NeedsCounts()) {
+      counts = Tally(ids.subspan(no_text), request.prompt.size() - no_text);
+    }
     wanted.counts = counts;
     if (produced < request.min_new_tokens) wanted.suppressed = request.end_tokens;
     wanted.candidate = request.candidate;

@@ -17,6 +17,7 @@
 
 #include "base/mapped_file.h"
 #include "kernels/formats/quantize.h"
+#include "models/adapters/adapter_file.h"
 #include "models/checkpoints/huggingface/safetensors.h"
 #include "tests/support/identifier.h"
 #include "tests/support/test_folder.h"
@@ -106,6 +107,88 @@ TEST_P(LossTest, IsPytorchs) {
   }
 }
 
+// A run of a soft prompt of 6 rows; no A and B.
+TrainingOptions SoftPromptRun(int64_t steps) {
+  TrainingOptions options = SmallRun(steps);
+  options.lora.rank = 0;
+  options.soft_prompt.virtual_tokens = 6;
+  options.optimizer.learning_rate = 0.05;
+  options.keep_order = true;
+  return options;
+}
+
+class SoftPromptTest : public testing::TestWithParam<Json> {};
+INSTANTIATE_TEST_SUITE_P(
+    Models, SoftPromptTest,
+    testing::ValuesIn(ReadTrainingOracles()["soft_prompts"].get<std::vector<Json>>()),
+    [](const auto& info) { return Identifier(info.param["model"].template get<std::string>()); });
+
+// The gradient is within 1e-5 of float64's, by the largest of its numbers.
+TEST_P(SoftPromptTest, HasPeftsGradientAndLosses) {
+  const auto losses = GetParam()["losses"].get<std::vector<double>>();
+  const auto trainer =
+      MakeTrainer(ModelPath(GetParam()["model"]), SoftPromptRun(std::ssize(losses)));
+  TrainedAdapter& adapter = trainer->adapter();
+  for (size_t i = 0; i < adapter.values().size(); ++i) {
+    adapter.values()[i] = static_cast<float>(std::sin(static_cast<double>(i) * 0.7 + 1));
+  }
+  adapter.Refresh();
+  for (size_t step = 0; step < losses.size(); ++step) {
+    const auto report = trainer->Step();
+    ASSERT_TRUE(report.ok()) << report.status();
+    EXPECT_NEAR(report->loss, losses[step], 0.01 * losses[step]) << "step " << step;
+    if (step > 0) continue;
+    const std::vector<float> gradient = Floats(GetParam()["gradient"]);
+    ASSERT_EQ(gradient.size(), adapter.gradients().size());
+    double largest = 0, apart = 0;
+    for (size_t i = 0; i < gradient.size(); ++i) {
+      largest = std::max(largest, std::abs(double{gradient[i]}));
+      apart = std::max(apart, std::abs(double{gradient[i]} - double{adapter.gradients()[i]}));
+    }
+    EXPECT_LE(apart, 1e-5 * largest);
+    EXPECT_NEAR(report->loss, GetParam()["loss"].get<double>(), 1e-5 * report->loss);
+  }
+}
+
+// Rows of the vocabulary, as PEFT's SAMPLE_VOCAB and TEXT take them.
+TEST(Trainer, ASoftPromptBeginsAsTokens) {
+  const auto begin = [](const std::string& model, std::vector<int32_t> ids, uint64_t seed) {
+    TrainingOptions options = SoftPromptRun(1);
+    options.soft_prompt.begin = std::move(ids);
+    options.seed = seed;
+    const auto trainer = MakeTrainer(ModelPath(model), options);
+    const auto values = trainer->adapter().values();
+    return std::vector<float>(values.begin(), values.end());
+  };
+  const auto checkpoint = Checkpoint::Open(ModelPath("gemma3"));
+  ASSERT_TRUE(checkpoint.ok());
+  const std::vector<float> table = DecodeVector(*(*checkpoint)->Find("model.embed_tokens.weight"));
+  const auto hidden = static_cast<size_t>((*checkpoint)->config().hidden);
+  const std::vector<float> text = begin("gemma3", {7, 9, 11, 130}, 0);
+  for (size_t row = 0; row < 6; ++row) {
+    const size_t token = std::vector<size_t>{7, 9, 11, 130, 7, 9}[row];
+    for (size_t i = 0; i < hidden; ++i) {
+      EXPECT_NEAR(text[row * hidden + i],
+                  table[token * hidden + i] * std::sqrt(static_cast<float>(hidden)), 1e-5f);
+    }
+  }
+  const std::vector<float> drawn = begin("llama-grouped", {}, 3);
+  EXPECT_EQ(drawn, begin("llama-grouped", {}, 3));
+  EXPECT_NE(drawn, begin("llama-grouped", {}, 4));
+}
+
+TEST(Trainer, ASoftPromptIsWrittenForPeftAndServed) {
+  const auto trainer = MakeTrainer(ModelPath("granite"), SoftPromptRun(2));
+  const std::vector<float> values = ValuesAfter(*trainer, 2);
+  const std::string folder = OwnFolder().Folder("prompt");
+  ASSERT_TRUE(trainer->adapter().Write(folder, "base").ok());
+  const auto checkpoint = Checkpoint::Open(ModelPath("granite"));
+  const auto read = AdapterFile::Open(folder, (*checkpoint)->config());
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ((*read)->virtual_tokens(), 6);
+  EXPECT_EQ(DecodeVector((*read)->soft_prompt()), values);
+}
+
 // A uniform in +-1 / sqrt(k): the mean of k A^2 is 1/3, for 5,000 numbers to within 5 %. B zeros.
 TEST(Trainer, BeginsAsPeftDoes) {
   TrainingOptions options = SmallRun(1);
@@ -141,11 +224,56 @@ TEST(Trainer, GoesOnBitForBitFromACheckpoint) {
   EXPECT_EQ(second->steps_done(), 5);
   EXPECT_EQ(ValuesAfter(*second, 5), whole);
 
+  const auto prompt = MakeTrainer(model, SoftPromptRun(10));
+  const std::vector<float> prompts = ValuesAfter(*MakeTrainer(model, SoftPromptRun(10)), 10);
+  ValuesAfter(*prompt, 5);
+  const std::string other_file = OwnFolder() / "checkpoint-of-a-prompt";
+  ASSERT_TRUE(prompt->WriteCheckpoint(other_file).ok());
+  const auto resumed = MakeTrainer(model, SoftPromptRun(10));
+  ASSERT_TRUE(resumed->Resume(other_file).ok());
+  EXPECT_EQ(ValuesAfter(*resumed, 5), prompts);
+
   TrainingOptions other = options;
   other.lora.alpha = 9;
   const absl::Status refused = MakeTrainer(model, other)->Resume(file);
   EXPECT_THAT(std::string(refused.message()), HasSubstr("another lora-alpha: 8.0, now it is 9.0"));
   EXPECT_TRUE(absl::IsNotFound(second->Resume(file + "-that-is-not-there")));
+}
+
+// Factors of 16 * 256 numbers, whose moments are 8-bit.
+TEST(Trainer, LearnsAsFastWithMomentsOfEightBits) {
+  TinyModelOptions tiny;
+  tiny.hidden = tiny.ffn_hidden = 256;
+  const auto model = WriteTinyLlamaGguf(OwnFolder().Folder("eight"), tiny);
+  ASSERT_TRUE(model.ok());
+  TrainingOptions options = SmallRun(50);
+  options.lora.rank = 16;
+  options.optimizer.learning_rate = 0.002;
+  std::vector<double> losses;
+  for (const bool eight_bit : {false, true}) {
+    options.optimizer.eight_bit = eight_bit;
+    const auto trainer = MakeTrainer(*model, options, RuledExamples(2, 64));  // again and again
+    const std::string file = OwnFolder() / "eight-checkpoint";
+    for (int64_t step = 0; step < 50; ++step) {
+      const auto report = trainer->Step();
+      ASSERT_TRUE(report.ok()) << report.status();
+      if (!eight_bit) {
+        losses.push_back(report->loss);
+      } else {
+        EXPECT_NEAR(report->loss, losses[static_cast<size_t>(step)], 0.01 * report->loss) << step;
+      }
+      if (step == 24) ASSERT_TRUE(trainer->WriteCheckpoint(file).ok());
+    }
+    const auto resumed = MakeTrainer(*model, options, RuledExamples(2, 64));
+    ASSERT_TRUE(resumed->Resume(file).ok());
+    const auto values = trainer->adapter().values();
+    EXPECT_EQ(ValuesAfter(*resumed, 25), std::vector<float>(values.begin(), values.end()));
+  }
+  EXPECT_LT(losses.back(), 0.95 * losses.front());
+  options.optimizer.eight_bit = false;
+  EXPECT_THAT(
+      std::string(MakeTrainer(*model, options)->Resume(OwnFolder() / "eight-checkpoint").message()),
+      HasSubstr("another optimizer: \"adamw8bit\", now it is \"adamw\""));
 }
 
 TEST(Trainer, HasTheSameBitsOnAnyNumberOfThreads) {
@@ -187,8 +315,8 @@ TEST(Trainer, AccumulatesTheGradientOfAllBatches) {
   for (size_t i = 0; i < apart.size(); ++i) EXPECT_NEAR(apart[i], together[i], 2e-3) << i;
 }
 
-// Loss falls along the gradient as far as its norm says.
-void ExpectOwnGradient(const std::string& path, TrainingOptions options) {
+// Loss falls along the gradient as far as its norm says. distance: of the step that shows it.
+void ExpectOwnGradient(const std::string& path, TrainingOptions options, double distance = 1e-2) {
   options.optimizer.learning_rate = options.optimizer.weight_decay = 0;
   const auto trainer = MakeTrainer(path, options);
   TrainedAdapter& adapter = trainer->adapter();
@@ -202,7 +330,7 @@ void ExpectOwnGradient(const std::string& path, TrainingOptions options) {
   adapter.Refresh();
   const auto before = trainer->Step();
   ASSERT_TRUE(before.ok()) << before.status();
-  const double norm = before->gradient_norm, step = 1e-2 / norm;
+  const double norm = before->gradient_norm, step = distance / norm;
   for (size_t i = 0; i < adapter.values().size(); ++i) {
     adapter.values()[i] -= static_cast<float>(step) * adapter.gradients()[i];
   }
@@ -231,7 +359,7 @@ TEST_P(BaseFormatTest, HasTheGradientOfItsOwnLoss) {
 
 // Every family that is let in.
 TEST(Trainer, HasTheGradientOfEachFamily) {
-  std::set<std::string> families;
+  std::set<std::string> families, prompts;
   for (const auto& entry : std::filesystem::directory_iterator(ModelPath(""))) {
     if (!entry.is_directory()) continue;
     const auto checkpoint = Checkpoint::Open(entry.path());
@@ -241,10 +369,22 @@ TEST(Trainer, HasTheGradientOfEachFamily) {
     families.insert((*checkpoint)->config().architecture);
     ExpectOwnGradient(entry.path(), SmallRun(1));
   }
+  for (const auto& entry : std::filesystem::directory_iterator(ModelPath(""))) {
+    if (!entry.is_directory()) continue;
+    const auto checkpoint = Checkpoint::Open(entry.path());
+    if (!CheckTrainable(**checkpoint, {.rank = 0}).ok()) continue;
+    SCOPED_TRACE(entry.path());
+    prompts.insert((*checkpoint)->config().architecture);
+    ExpectOwnGradient(entry.path(), SoftPromptRun(1), 1e-3);  // embeddings are small, and curve
+  }
   TrainingOptions apart = SmallRun(1);
   apart.lora.targets = "o,down";  // matrices that are not fused
   ExpectOwnGradient(ModelPath("phi3"), apart);
   EXPECT_GE(families.size(), 12u) << testing::PrintToString(families);
+  // Fused matrices are in nobody's way.
+  EXPECT_TRUE(std::ranges::includes(prompts, families));
+  EXPECT_TRUE(prompts.contains("phi3") && prompts.contains("glm4"))
+      << testing::PrintToString(prompts);
 }
 
 TEST(Trainer, WritesTheFolderThatPeftReads) {

@@ -1,4 +1,4 @@
-// treadle finetune: trains a LoRA adapter over a model as it is stored.
+// treadle finetune: trains a LoRA adapter or a soft prompt over a model as it is stored.
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -32,6 +32,8 @@ Answers of the assistant, completions and texts are learnt.
 
 Examples:
   treadle finetune --model model.gguf --data haiku.jsonl --output haiku --epochs 3
+  treadle finetune --model model.gguf --data haiku.jsonl --output haiku --soft-prompt 20 \
+    --soft-prompt-text "Answer in a haiku." --learning-rate 3e-2
   treadle finetune --model Llama-3.2-1B --weights nf4 --data chats.jsonl --output adapter --resume)";
 
 constexpr char kCheckpointFile[] = "/checkpoint.safetensors";
@@ -44,6 +46,8 @@ struct FinetuneFlags {
   std::string data;
   std::string output;
   std::string weights;
+  std::string soft_prompt_text;
+  std::string optimizer = "adamw";
   double epochs = 1;
   int64_t checkpoint_every = 100;
   bool resume = false;
@@ -116,15 +120,31 @@ absl::Status Run(Trainer& trainer, const FinetuneFlags& flags) {
   return absl::OkStatus();
 }
 
+// The tokens of --soft-prompt-text, as PEFT's tokenizer has them; none without it.
+absl::Status ReadSoftPrompt(const FinetuneFlags& flags, const Checkpoint& checkpoint,
+                            SoftPromptOptions& options) {
+  if (flags.soft_prompt_text.empty()) return absl::OkStatus();
+  if (checkpoint.tokenizer() == nullptr) {
+    return InvalidArgument(checkpoint.path(), " has no tokenizer, which --soft-prompt-text needs");
+  }
+  TREADLE_ASSIGN_OR_RETURN(const auto tokenizer, Tokenizer::Create(*checkpoint.tokenizer()));
+  TREADLE_ASSIGN_OR_RETURN(options.begin, tokenizer->Encode(flags.soft_prompt_text, {}));
+  if (!options.begin.empty()) return absl::OkStatus();
+  return InvalidArgument("--soft-prompt-text has no tokens, expected some");
+}
+
 absl::Status Finetune(FinetuneFlags& flags) {
   TREADLE_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::Open(flags.model));
   TrainingOptions& training = flags.training;
+  if (training.soft_prompt.virtual_tokens > 0) training.lora.rank = 0;
+  TREADLE_RETURN_IF_ERROR(ReadSoftPrompt(flags, *checkpoint, training.soft_prompt));
   TREADLE_RETURN_IF_ERROR(CheckTrainable(*checkpoint, training.lora));
   TREADLE_ASSIGN_OR_RETURN(training.weights, ParseWeights(flags.weights, *checkpoint));
   TREADLE_RETURN_IF_ERROR(PrepareFolder(flags));
   flags.examples.max_length = training.max_length;
   TREADLE_ASSIGN_OR_RETURN(Examples read, ReadExamples(flags.data, *checkpoint, flags.examples));
   AdamWOptions& optimizer = training.optimizer;
+  optimizer.eight_bit = flags.optimizer == "adamw8bit";
   if (optimizer.steps == 0) {
     optimizer.steps = StepsOf(flags.epochs, read.examples.size(), training);
   }
@@ -154,8 +174,31 @@ absl::Status Finetune(FinetuneFlags& flags) {
   return absl::OkStatus();
 }
 
+void AddAdapterFlags(CLI::App& app, FinetuneFlags& flags) {
+  LoraOptions& lora = flags.training.lora;
+  SoftPromptOptions& prompt = flags.training.soft_prompt;
+  CLI::Option* const of_lora[] = {
+      app.add_option("--lora-rank", lora.rank, "rank of the updates")->check(CLI::Range(1, 1024)),
+      app.add_option("--lora-alpha", lora.alpha, "updates are multiplied by alpha / rank")
+          ->check(CLI::Range(1e-3, 1e6)),
+      app.add_option("--target-modules", lora.targets,
+                     "matrices that get an update, some of q,k,v,o,gate,up,down")};
+  CLI::Option* const rows =
+      app.add_option("--soft-prompt", prompt.virtual_tokens,
+                     "train so many embeddings that stand before the text instead of updates")
+          ->check(CLI::Range(1, 1 << 20));
+  for (CLI::Option* const option : of_lora) rows->excludes(option);
+  app.add_option("--soft-prompt-text", flags.soft_prompt_text,
+                 "text whose embeddings they begin as, again and again or cut; else tokens drawn "
+                 "by --seed")
+      ->needs(rows);
+}
+
 void AddOptimizerFlags(CLI::App& app, FinetuneFlags& flags) {
   AdamWOptions& adam = flags.training.optimizer;
+  app.add_option("--optimizer", flags.optimizer,
+                 "adamw, or adamw8bit: its moments in 8 bits, a quarter of the memory")
+      ->check(CLI::IsMember({"adamw", "adamw8bit"}));
   app.add_option("--epochs", flags.epochs, "how often each example is seen")
       ->check(CLI::Range(1e-6, 1e6));
   app.add_option("--steps", adam.steps, "steps of the optimizer; 0: as many as --epochs asks for")
@@ -177,19 +220,16 @@ void AddOptimizerFlags(CLI::App& app, FinetuneFlags& flags) {
 int RunFinetune(int argc, char** argv) {
   FinetuneFlags flags;
   TrainingOptions& training = flags.training;
-  CLI::App app("Trains a LoRA adapter over a frozen model, on the CPU, and writes it for PEFT.");
+  CLI::App app(
+      "Trains a LoRA adapter or a soft prompt over a frozen model, on the CPU, and writes it for "
+      "PEFT.");
   app.footer(kExamples);
   app.add_option("--model", flags.model, ".gguf file or Hugging Face folder")->required();
   app.add_option("--data", flags.data, "examples: a file of JSON lines")->required();
   app.add_option("--output", flags.output, "folder of the adapter and of checkpoints")->required();
   app.add_option("--weights", flags.weights,
                  "convert matrices while loading, as for treadle serve; empty: as stored");
-  app.add_option("--lora-rank", training.lora.rank, "rank of the updates")
-      ->check(CLI::Range(1, 1024));
-  app.add_option("--lora-alpha", training.lora.alpha, "updates are multiplied by alpha / rank")
-      ->check(CLI::Range(1e-3, 1e6));
-  app.add_option("--target-modules", training.lora.targets,
-                 "matrices that get an update, some of q,k,v,o,gate,up,down");
+  AddAdapterFlags(app, flags);
   AddOptimizerFlags(app, flags);
   app.add_option("--batch-size", training.batch_size, "examples that run together")
       ->check(CLI::Range(1, 4096));

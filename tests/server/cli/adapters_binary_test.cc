@@ -2,7 +2,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <cstring>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <span>
 
 #include "tests/server/cli/served_binary.h"
 #include "tests/server/http/http_exchange.h"
@@ -52,15 +57,18 @@ TEST(AdaptersBinary, AnswersAreTheSameInSeveralProcessesAndBesideOthers) {
     ServedBinary server(exact + flags, Flags());
     ASSERT_SERVES(server);
     std::vector<std::vector<float>> answers;
-    for (const char* const name : {"", "one", "llama-second", "llama", "llama-bf16"}) {
+    for (const char* const name :
+         {"", "one", "llama-second", "llama", "llama-bf16", "soft-llama"}) {
       answers.push_back(Ask(server, name));
       EXPECT_FALSE(answers.back().empty());
     }
     EXPECT_NE(answers[0], answers[1]);
     EXPECT_NE(answers[1], answers[2]);
     EXPECT_EQ(answers[1], answers[3]);  // one adapter of two names
+    EXPECT_NE(answers[5], answers[0]);
     // A prompt is cached for each of them.
     EXPECT_EQ(Ask(server, "llama-second"), answers[2]);
+    EXPECT_EQ(Ask(server, "soft-llama"), answers[5]);
     EXPECT_EQ(Ask(server, ""), answers[0]);
     if (first.empty()) first = answers;
     EXPECT_EQ(answers, first) << flags;
@@ -129,6 +137,80 @@ TEST(AdaptersBinary, AStoredRequestGoesOnWithTheSameContentsAlone) {
   const grpc::Status status = ResumeStatus(server);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
   EXPECT_THAT(status.error_message(), HasSubstr("it was accepted with"));
+}
+
+// log(softmax(logits)[token])
+double LogProbability(std::span<const float> logits, int32_t token) {
+  double sum = 0;
+  for (const float logit : logits) sum += std::exp(double{logit});
+  return double{logits[static_cast<size_t>(token)]} - std::log(sum);
+}
+
+// PEFT's log probabilities of a text behind a soft prompt, which is no part of what a client hears.
+// A log probability is the difference of two values within the tolerance of logits.
+TEST(AdaptersBinary, ASoftPromptIsNoText) {
+  std::ifstream description(kAdapters + "soft-llama/oracle.json");
+  const Json oracle = Json::parse(description);
+  const std::vector<int32_t> ids = oracle["token_ids"];
+  std::ifstream file(kAdapters + "soft-llama/logits.f32", std::ios::binary);
+  const std::vector<char> bytes{std::istreambuf_iterator<char>(file), {}};
+  std::vector<float> logits(bytes.size() / sizeof(float));
+  std::memcpy(logits.data(), bytes.data(), bytes.size());
+  const size_t vocab = logits.size() / (ids.size() + 11);
+  const double tolerance = 2 * 8 * oracle["fp32_rounding"].get<double>();
+
+  ServedBinary server(
+      std::string("--metrics-listen none --compute exact --kv-dtype f32 "
+                  "--max-context 64 --max-batch-tokens 16 --max-batch-size 4 --page-size 16"),
+      Flags());
+  ASSERT_SERVES(server);
+  Json body = {{"model", "soft-llama"},
+               {"prompt", ids},
+               {"max_tokens", 13},
+               {"temperature", 0},
+               {"prompt_logprobs", 0},
+               {"ignore_eos", true},
+               {"n", 2},
+               {"return_token_ids", true}};
+  const auto ask = [&] {
+    return Exchange(server.http_port(), "POST /v1/completions", body.dump());
+  };
+  for (int time = 0; time < 2; ++time) {
+    const auto answer = ask();
+    ASSERT_EQ(answer.code, 200) << answer.text;
+    EXPECT_EQ(answer.body["usage"]["prompt_tokens"], ids.size());
+    const Json& choice = answer.body["choices"][0];
+    EXPECT_EQ(choice["prompt_token_ids"], Json(ids));
+    const Json& told = choice["prompt_logprobs"];
+    ASSERT_EQ(told.size(), ids.size());
+    EXPECT_TRUE(told[0].is_null());
+    for (size_t i = 1; i < ids.size(); ++i) {
+      const auto row = std::span(logits).subspan((11 + i - 1) * vocab, vocab);
+      EXPECT_NEAR(told[i][std::to_string(ids[i])]["logprob"].get<double>(),
+                  LogProbability(row, ids[i]), tolerance)
+          << i;
+    }
+    EXPECT_EQ(choice["token_ids"], oracle["penalty 1.0"]);
+    EXPECT_EQ(choice["token_ids"], answer.body["choices"][1]["token_ids"]);
+  }
+  body["repetition_penalty"] = 1.3;  // of the text, as PEFT's generate() has it
+  EXPECT_EQ(ask().body["choices"][0]["token_ids"], oracle["penalty 1.3"]);
+  body.erase("repetition_penalty");
+  // Cached tokens are told of the text alone: 48 of 51 positions here.
+  body.erase("prompt_logprobs");
+  ask();
+  const Json usage = ask().body["usage"];
+  EXPECT_EQ(usage["prompt_tokens_details"]["cached_tokens"], 48 - 11) << usage;
+  // The context has room for 64 - 11 tokens of text and answer.
+  body["max_tokens"] = 14;
+  EXPECT_THAT(ask().text, HasSubstr("after 51 prompt tokens (11 of them the adapter's), expected "
+                                    "at most 13"));
+  body["truncate_prompt_tokens"] = -1;
+  body["prompt"] = std::vector<int32_t>(60, 5);
+  body["max_tokens"] = 1;
+  EXPECT_EQ(ask().body["usage"]["prompt_tokens"], 64 - 11 - 1);
+  body.erase("truncate_prompt_tokens");
+  EXPECT_THAT(ask().text, HasSubstr("71 tokens (11 of them the adapter's), expected at most 63"));
 }
 
 TEST(AdaptersBinary, HttpNamesThemAsModels) {

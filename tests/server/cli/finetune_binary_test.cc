@@ -16,12 +16,13 @@ using testing::HasSubstr;
 
 constexpr char kLine[] = "{\"prompt\": \"a b\", \"completion\": \" c d e\"}\n";
 
-std::vector<std::string> Finetune(const std::string& output, const std::string& words = "") {
+std::vector<std::string> Finetune(const std::string& output, const std::string& words = "",
+                                  const std::string& kind = "--lora-rank 4 ") {
   TinyModelOptions tiny;
   tiny.context = 512;  // the default of --max-length
   return Treadle(Str("finetune --model ", OwnModel(tiny), " --data ", OwnFolder() / "data.jsonl",
-                     " --output ", OwnFolder() / output, " --batch-size 1 ",
-                     "--lora-rank 4 --threads 1 ", words));
+                     " --output ", OwnFolder() / output, " --batch-size 1 ", "--threads 1 ", kind,
+                     words));
 }
 
 TEST(FinetuneBinary, GoesOnAfterASignal) {
@@ -41,6 +42,26 @@ TEST(FinetuneBinary, GoesOnAfterASignal) {
   EXPECT_EQ(OwnFolder().Read("parts" + file), OwnFolder().Read("whole" + file));
   EXPECT_FALSE(std::filesystem::exists(OwnFolder() / "parts/checkpoint.safetensors"));
   EXPECT_THAT(RunToEnd(Finetune("whole", steps), 2), HasSubstr("has an adapter already"));
+}
+
+TEST(FinetuneBinary, TrainsASoftPrompt) {
+  OwnFolder().Write("data.jsonl", kLine);
+  const std::string steps = "--steps 3 --max-length 64 --learning-rate 0.1 --optimizer adamw8bit ";
+  RunToEnd(Finetune("drawn", steps, "--soft-prompt 4 "));
+  RunToEnd(Finetune("text", steps + "--soft-prompt-text ab", "--soft-prompt 4 "));
+  for (const char* const name : {"drawn", "text"}) {
+    EXPECT_THAT(OwnFolder().Read(Str(name, "/adapter_config.json")),
+                HasSubstr("\"num_virtual_tokens\": 4"));
+  }
+  EXPECT_NE(OwnFolder().Read("drawn/adapter_model.safetensors"),
+            OwnFolder().Read("text/adapter_model.safetensors"));
+  EXPECT_THAT(RunToEnd(Finetune("wrong", "--soft-prompt 4"), 2),
+              testing::AllOf(HasSubstr("--soft-prompt"), HasSubstr("--lora-rank")));
+  EXPECT_THAT(RunToEnd(Finetune("wrong", "--soft-prompt-text x"), 2),
+              testing::AllOf(HasSubstr("--soft-prompt-text"), HasSubstr("--soft-prompt")));
+  EXPECT_THAT(RunToEnd(Finetune("wrong", "", "--soft-prompt 4 "), 2),
+              HasSubstr("--max-length is 512, expected at most 508, the model's context without "
+                        "--soft-prompt"));
 }
 
 TEST(FinetuneBinary, NamesWhatIsWrong) {
