@@ -160,6 +160,13 @@ void StageRanks::Submit(IterationPlan plan) {
   events_.done(epoch, gap);
 }
 
+void StageRanks::AddBackground(std::function<bool()> slice) {
+  TREADLE_CHECK(ranks_.size() == 1);
+  MutexLock lock(mutex_);
+  background_.push_back(std::move(slice));
+  work_.NotifyAll();
+}
+
 absl::Status StageRanks::SetMasks(uint64_t epoch, uint64_t iteration,
                                   std::vector<OutputMask> masks) {
   std::shared_ptr<Epoch> standing;
@@ -209,6 +216,10 @@ void StageRanks::RunRank(size_t rank) {
   std::shared_ptr<Epoch> epoch;
   while (true) {
     Work work = WaitForWork(rank, epoch.get());
+    if (work.slice) {
+      if (work.slice()) AddBackground(std::move(work.slice));
+      continue;
+    }
     if (!work.plan && epoch) Leave(rank, *epoch);
     epoch = std::move(work.epoch);
     if (!epoch) return;
@@ -241,6 +252,11 @@ StageRanks::Work StageRanks::WaitForWork(size_t rank, const Epoch* current) {
     if (auto& queue = queues_[rank]; !queue.empty()) {
       Work work{epoch_, std::move(queue.front())};
       queue.pop_front();
+      return work;
+    }
+    if (!background_.empty()) {
+      Work work{nullptr, nullptr, std::move(background_.front())};
+      background_.pop_front();
       return work;
     }
     work_.Wait(mutex_);

@@ -104,6 +104,13 @@ class StageRanks {
   // is a failure of the epoch.
   void Submit(IterationPlan plan);
 
+  // Any thread. Calls `slice` on the rank's thread whenever no plan waits for it, until it gives
+  // false: work that yields to plans between slices, of which several take turns. Slices that are
+  // left when the object goes are dropped. REQUIRES: one rank.
+  void AddBackground(std::function<bool()> slice) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Rank 0's model; constant, but for what its thread does with it.
+  const Model& model() const { return *ranks_[0].model; }
+
   // Any thread; as Engine::SetMasks. Masks that fit no plan are an error; those not fit for their
   // plan is one of the epoch.
   absl::Status SetMasks(uint64_t epoch, uint64_t iteration, std::vector<OutputMask> masks);
@@ -124,10 +131,12 @@ class StageRanks {
     IterationPlan plan;
     TimePoint arrived;
   };
-  // The next work of a rank's thread: join an epoch (no plan), or run a plan of the one it is in.
+  // The next work of a rank's thread: join an epoch (no plan), or run a plan of the one it is in, or
+  // a slice of what is done in the background.
   struct Work {
-    std::shared_ptr<Epoch> epoch;  // null: stop
+    std::shared_ptr<Epoch> epoch;  // null, without a slice: stop
     std::shared_ptr<const Queued> plan;
+    std::function<bool()> slice = {};
   };
 
   StageRanks(std::vector<Rank> ranks, std::vector<std::unique_ptr<Stage>> stages,
@@ -173,6 +182,7 @@ class StageRanks {
   size_t joined_ ABSL_GUARDED_BY(mutex_) = 0;      // ranks that are in epoch_
   uint64_t next_iteration_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<std::deque<std::shared_ptr<const Queued>>> queues_ ABSL_GUARDED_BY(mutex_);
+  std::deque<std::function<bool()>> background_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   // [ranks] of each.
   std::map<uint64_t, std::vector<std::shared_ptr<const Adapter>>> adapters_ ABSL_GUARDED_BY(mutex_);
