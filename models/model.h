@@ -79,7 +79,7 @@ struct LoadOptions {
 
   bool without_layers = false;  // embedding, final norm and head alone; on a host backend
   WeightPlan weights;           // empty: as stored
-  int threads = 0;     // that convert weights; 0: one per CPU of this process
+  int threads = 0;              // that convert weights; 0: one per CPU of this process
   // LLM.int8() matrices, made here or stored. Unset: what the checkpoint says, else 6. 0: no
   // decomposition.
   std::optional<float> outlier_threshold;

@@ -67,12 +67,12 @@ absl::StatusOr<Tensor> FrozenLayers::Run(int64_t layer, Pass& pass) {
   MakeBatch(pass);
   const auto [begin, end] = model_.layers();
   const std::vector<std::byte*> all(static_cast<size_t>(end - begin), pages_.data());
-  const Tensor hidden = DenseTensor(hidden_.data(), DType::kF32, std::ssize(positions_),
-                                    model_.config().hidden);
+  const Tensor hidden =
+      DenseTensor(hidden_.data(), DType::kF32, std::ssize(positions_), model_.config().hidden);
   std::ranges::copy(pass.State(layer), hidden.Row<float>(0));
   TREADLE_RETURN_IF_ERROR(model_.RunLayer(static_cast<size_t>(layer - begin),
-                                          {tokens_, positions_, sequences_}, {layout_, all}, nullptr,
-                                          hidden));
+                                          {tokens_, positions_, sequences_}, {layout_, all},
+                                          nullptr, hidden));
   return hidden;
 }
 

@@ -45,8 +45,8 @@ absl::Status CheckTrainable(const ModelConfig& config, const std::string& name,
                             const LoraOptions& options) {
   const Architecture& architecture = ArchitectureOf(config);
   const auto refuse = [&](const char* what) {
-    return Unimplemented(name, ": training of ", architecture.name,
-                         " models, which have ", what, "; expected a dense one of Llama's kind");
+    return Unimplemented(name, ": training of ", architecture.name, " models, which have ", what,
+                         "; expected a dense one of Llama's kind");
   };
   if (architecture.layer != LlamaLayer) return refuse("a layer without gradients here");
   if (config.experts > 0) return refuse("experts");
@@ -62,8 +62,7 @@ absl::Status CheckTrainable(const ModelConfig& config, const std::string& name,
   return missing.empty() ? absl::OkStatus() : refuse("fused matrices");
 }
 
-std::unique_ptr<TrainedAdapter> TrainedAdapter::Create(const ModelConfig& config,
-                                                       LayerRange layers,
+std::unique_ptr<TrainedAdapter> TrainedAdapter::Create(const ModelConfig& config, LayerRange layers,
                                                        const LoraOptions& options, uint64_t seed) {
   std::unique_ptr<TrainedAdapter> adapter(new TrainedAdapter());
   adapter->options_ = options;

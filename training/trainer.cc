@@ -144,8 +144,8 @@ absl::StatusOr<double> Trainer::RunBatch(std::span<const Example* const> batch, 
     tokens.insert(tokens.end(), example->tokens.begin(), example->tokens.end());
     for (int32_t i = 0; i < lengths.back(); ++i) positions.push_back(i);
   }
-  const Tensor hidden = DenseTensor(hidden_.data(), DType::kF32, std::ssize(tokens),
-                                    decoder_->config().hidden);
+  const Tensor hidden =
+      DenseTensor(hidden_.data(), DType::kF32, std::ssize(tokens), decoder_->config().hidden);
   const auto all = [](const Tensor& rows) {
     return std::span(rows.Row<float>(0), static_cast<size_t>(rows.rows * rows.cols));
   };

@@ -472,7 +472,8 @@ absl::StatusOr<LentStage> Worker::State::StageFor(const control::Configure& want
   } else if (configuration_.fingerprint() != wanted.fingerprint()) {
     return OtherModel("its stage is", configuration_.fingerprint(), wanted.fingerprint());
   }
-  return LentStage{configuration_, stage_ == nullptr ? nullptr : stage_->ranks(), options_.ranks};
+  return LentStage{configuration_, stage_ == nullptr ? nullptr : stage_->ranks(), for_guest_,
+                   options_.ranks};
 }
 
 // Checks alone, where no layers are wanted.

@@ -32,6 +32,7 @@ namespace treadle {
 struct LentStage {
   const control::Configure& configuration;  // if there are ranks
   StageRanks* ranks;                        // null: nothing is loaded
+  bool for_guest;                           // it was loaded for the guest, and may be replaced
   const RankOptions& options;
 };
 
@@ -74,9 +75,9 @@ struct WorkerOptions {
   // CPU; -1: none.
   int memory = -1;
   std::string data_interface = "lo";
-  ControlCredentials credentials;        // of the control plane, towards the next stage as well
-  std::string version;                   // empty: this program's
-  PipelineFactory pipeline;              // empty: Gloo over data_interface
+  ControlCredentials credentials;  // of the control plane, towards the next stage as well
+  std::string version;             // empty: this program's
+  PipelineFactory pipeline;        // empty: Gloo over data_interface
   std::function<std::unique_ptr<StageGuest>(StageLender&)> guest;  // empty: there is none
   std::function<void(std::string)> log;  // a line for what happens, on any thread; may be empty
   // Called when somebody who may attach has asked the worker to leave (DrainWorker) and has had the

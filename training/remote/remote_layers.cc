@@ -19,6 +19,8 @@ using control::TrainRequest;
 using SteadyClock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kRetry{200};
+// Until a worker knows of clients that have gone, whose layers it need not keep.
+constexpr std::chrono::milliseconds kLeaving{2'000};
 
 // Whether the worker may be back later: what gRPC says of a connection that breaks.
 bool IsLoss(const absl::Status& status) {
@@ -158,15 +160,19 @@ absl::StatusOr<LayerRange> RemoteLayers::Greet(Peer& peer) {
 
 absl::StatusOr<LayerRange> RemoteLayers::Connect(Peer& peer) {
   const auto until = SteadyClock::now() + options_.patience;
-  while (true) {
+  for (bool first = true;; first = false) {
     auto layers = Greet(peer);
     if (layers.ok()) return layers;
     peer.call.reset();
     if (!IsLoss(layers.status())) return Failure(peer, layers.status());
+    if (first && options_.log) {
+      options_.log(
+          Str("waiting for worker ", peer.address, ": ", std::string(layers.status().message())));
+    }
     if (SteadyClock::now() >= until) {
-      return absl::DeadlineExceededError(Str("worker ", peer.address, " is not there for ",
-                                             options_.patience.count() / 1000, " s: ",
-                                             std::string(layers.status().message())));
+      return absl::DeadlineExceededError(Str("worker ", peer.address, " was not there for ",
+                                             options_.patience.count() / 1000,
+                                             " s: ", std::string(layers.status().message())));
     }
     std::this_thread::sleep_for(kRetry);
   }
@@ -176,8 +182,8 @@ absl::Status RemoteLayers::CheckSizes() const {
   const auto most = static_cast<int64_t>(kMaxMessageBytes);
   const int64_t tokens = options_.max_sequences * options_.max_length;
   if (const int64_t fit = most / options_.hidden / 4 - 64; tokens > fit) {
-    return InvalidArgument("--batch-size times --max-length is ", tokens, ", expected at most ", fit,
-                           " tokens, which a message to a worker holds");
+    return InvalidArgument("--batch-size times --max-length is ", tokens, ", expected at most ",
+                           fit, " tokens, which a message to a worker holds");
   }
   for (const Peer& peer : peers_) {
     const auto part = adapter_.Part(adapter_.values(), peer.layers);
@@ -191,15 +197,23 @@ absl::Status RemoteLayers::CheckSizes() const {
 }
 
 absl::Status RemoteLayers::Find() {
-  std::vector<LayerRange> have;
   for (const std::string& address : options_.workers) {
     peers_.push_back({.address = address, .layers = {}, .call = nullptr});
-    TREADLE_ASSIGN_OR_RETURN(const LayerRange layers, Connect(peers_.back()));
-    have.push_back(layers);
   }
-  TREADLE_ASSIGN_OR_RETURN(const std::vector<LayerRange> divided,
-                           DivideLayers(have, options_.layers));
-  for (size_t i = 0; i < peers_.size(); ++i) peers_[i].layers = divided[i];
+  const auto until = SteadyClock::now() + kLeaving;
+  absl::StatusOr<std::vector<LayerRange>> divided;
+  while (!divided.ok()) {
+    std::vector<LayerRange> have;
+    for (Peer& peer : peers_) {
+      peer.call.reset();
+      TREADLE_ASSIGN_OR_RETURN(const LayerRange layers, Connect(peer));
+      have.push_back(layers);
+    }
+    divided = DivideLayers(have, options_.layers);
+    if (!divided.ok() && SteadyClock::now() >= until) return divided.status();
+    if (!divided.ok()) std::this_thread::sleep_for(kRetry);
+  }
+  for (size_t i = 0; i < peers_.size(); ++i) peers_[i].layers = (*divided)[i];
   TREADLE_RETURN_IF_ERROR(CheckSizes());
   for (Peer& peer : peers_) TREADLE_RETURN_IF_ERROR(Connect(peer).status());
   return absl::OkStatus();
@@ -262,9 +276,9 @@ absl::StatusOr<std::vector<LayerRange>> DivideLayers(std::span<const LayerRange>
     const int64_t end = next < all.size() ? all[next].begin : layers;
     const auto sharers = static_cast<int64_t>(next - i);
     if (end - at < sharers || (sharers == 0 && end != at)) {
-      return absl::FailedPreconditionError(
-          Str("the workers' stages do not fit together: layers ", at, " to ", end, " of ", layers,
-              " are for ", sharers, " workers without a stage"));
+      return absl::FailedPreconditionError(Str("the workers' stages do not fit together: layers ",
+                                               at, " to ", end, " of ", layers, " are for ",
+                                               sharers, " workers without a stage"));
     }
     for (int64_t j = 0; j < sharers; ++j) {
       all[i + static_cast<size_t>(j)] = {at + (end - at) * j / sharers,
@@ -275,8 +289,8 @@ absl::StatusOr<std::vector<LayerRange>> DivideLayers(std::span<const LayerRange>
     i = next + 1;
   }
   if (at == layers) return all;
-  return absl::FailedPreconditionError(Str("the workers' stages do not fit together: they end with ",
-                                           "layer ", at, " of ", layers));
+  return absl::FailedPreconditionError(
+      Str("the workers' stages do not fit together: they end with ", "layer ", at, " of ", layers));
 }
 
 absl::StatusOr<std::unique_ptr<Layers>> ConnectLayers(const RemoteLayersOptions& options,

@@ -35,7 +35,8 @@ struct RemoteLayersOptions {
   // A worker that works says so every second; after so long without a word it is lost.
   std::chrono::milliseconds silence{30'000};
   std::chrono::milliseconds patience{60'000};  // for a worker to be there, or back
-  std::function<void(std::string)> log = {};   // a line for a worker that is lost; may be empty
+  std::function<void(std::string)> log =
+      {};  // a line for a worker that is lost, or waited for; may be empty
 };
 
 // The layers of each worker, of `layers`, given those that it has (empty: none yet).

@@ -65,8 +65,8 @@ absl::Status CheckArithmetic(const control::Configure& stage, const Decoder& mod
       if (!linear->loaded()) continue;
       const auto& weight = static_cast<const CpuMatrix&>(linear->weight());
       if (weight.view().kind != PackKind::kWords) continue;
-      return Unimplemented("training on a stage whose ", weight.format().name, " weights --compute ",
-                           stage.compute(), " has rounded, expected exact");
+      return Unimplemented("training on a stage whose ", weight.format().name,
+                           " weights --compute ", stage.compute(), " has rounded, expected exact");
     }
   }
   return absl::OkStatus();
@@ -112,16 +112,16 @@ absl::Status CheckClient(const LentStage& lent, const control::TrainHello& hello
   const auto [begin, end] = model.layers();
   if (hello.first_layer() < begin || hello.first_layer() >= hello.end_layer() ||
       hello.end_layer() > end) {
-    return Refuse("it has layers ", begin, " to ", end, ", the client wants ",
-                  hello.first_layer(), " to ", hello.end_layer());
+    return Refuse("it has layers ", begin, " to ", end, ", the client wants ", hello.first_layer(),
+                  " to ", hello.end_layer());
   }
   const int64_t context = stage.max_context() > 0 ? stage.max_context() : config.context;
   if (hello.max_length() > context) {
     return Refuse("its stage has a context of ", context, " tokens, the client wants ",
                   hello.max_length());
   }
-  if (const auto& rope = config.long_rope; rope && (context > rope->original_context) !=
-                                                       (hello.max_length() > rope->original_context)) {
+  if (const auto& rope = config.long_rope;
+      rope && (context > rope->original_context) != (hello.max_length() > rope->original_context)) {
     return Unimplemented("training on a stage whose rotary factors are for a context of ", context,
                          ", with sequences of ", hello.max_length());
   }
@@ -134,9 +134,8 @@ absl::Status StageTrainer::Fit(const FrozenLayers::Room& room) {
                                    std::max(room.pages, room_.pages)};
   if (!tape_) {
     TREADLE_ASSIGN_OR_RETURN(const CpuIsa isa, ChooseIsa());
-    auto cpu =
-        std::make_unique<CpuOps>(options_.threads > 0 ? options_.threads : UsableCpus(),
-                                 options_.pin, options_.first_cpu, isa, ComputeMode::kExact);
+    auto cpu = std::make_unique<CpuOps>(options_.threads > 0 ? options_.threads : UsableCpus(),
+                                        options_.pin, options_.first_cpu, isa, ComputeMode::kExact);
     auto gradients = CreateCpuGradients(*cpu);
     tape_ = std::make_unique<Tape>(std::move(cpu), std::move(gradients));
   }

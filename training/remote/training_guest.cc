@@ -117,8 +117,8 @@ absl::Status Session::Run(StageTrainer& trainer) {
   if (!request_) return MakeRoom(trainer);
   switch (request_->kind_case()) {
     case TrainRequest::kStep:
-      TREADLE_RETURN_IF_ERROR(FromBytes(request_->step(), "numbers of updates",
-                                        adapter_->values()));
+      TREADLE_RETURN_IF_ERROR(
+          FromBytes(request_->step(), "numbers of updates", adapter_->values()));
       adapter_->Refresh();
       std::ranges::fill(adapter_->gradients(), 0.0f);
       running_request_ = false;
@@ -141,7 +141,8 @@ absl::Status Session::MakeRoom(StageTrainer& trainer) {
   const ModelConfig& config = trainer.model().config();
   const int64_t tokens = place_.max_sequences * place_.max_length;
   const int64_t layers = place_.layers.end - place_.layers.begin;
-  const int64_t widths = 5 * config.hidden + 2 * (config.heads + config.kv_heads) * config.head_dim +
+  const int64_t widths = 5 * config.hidden +
+                         2 * (config.heads + config.kv_heads) * config.head_dim +
                          2 * config.ffn_hidden;
   const auto bytes =
       static_cast<uint64_t>(4 * tokens * ((layers + 2) * config.hidden + 2 * widths) +
@@ -262,10 +263,9 @@ void TrainingGuest::OnHello(const SessionPointer& session, const TrainHello& hel
   bool alone = false;
   absl::Status refused;
   if (hello.protocol() != kControlProtocol || hello.version() != TREADLE_VERSION) {
-    return session->stream->Close(absl::FailedPreconditionError(
-        Str("this worker is version ", TREADLE_VERSION, " (protocol ", kControlProtocol,
-            "), the client is ", std::string(hello.version()), " (protocol ", hello.protocol(),
-            ")")));
+    return session->stream->Close(absl::FailedPreconditionError(Str(
+        "this worker is version ", TREADLE_VERSION, " (protocol ", kControlProtocol,
+        "), the client is ", std::string(hello.version()), " (protocol ", hello.protocol(), ")")));
   }
   {
     MutexLock lock(mutex_);
@@ -290,9 +290,14 @@ absl::Status TrainingGuest::LetIn(const SessionPointer& session, const TrainHell
                                   absl::StatusOr<LentStage> stage) {
   TREADLE_RETURN_IF_ERROR(stage.status());
   if (hello.end_layer() == 0) {
+    bool free = stage->ranks == nullptr;
+    {
+      MutexLock lock(mutex_);
+      free |= stage->for_guest && members_.empty();
+    }
     session->stream->Tell([&](TrainAnswer& answer) {
       control::TrainStage& has = *answer.mutable_stage();
-      if (stage->ranks == nullptr) return;
+      if (free) return;
       has.set_first_layer(stage->configuration.first_layer());
       has.set_end_layer(stage->configuration.end_layer());
     });
@@ -311,8 +316,8 @@ absl::Status TrainingGuest::LetIn(const SessionPointer& session, const TrainHell
     member->second = true;
     ranks_ = stage->ranks;
     if (trainer_ == nullptr) {
-      trainer_ = std::make_shared<StageTrainer>(
-          static_cast<const Decoder&>(stage->ranks->model()), stage->options);
+      trainer_ = std::make_shared<StageTrainer>(static_cast<const Decoder&>(stage->ranks->model()),
+                                                stage->options);
     }
   }
   log_(Str("trains layers ", hello.first_layer(), " to ", hello.end_layer(), " for a client"));

@@ -54,17 +54,16 @@ TEST(RemoteTraining, HasTheBitsOfOneProcess) {
 }
 
 // Packed weights that a stage serves with are those that exact arithmetic trains over.
-class ServedFormatTest
-    : public testing::TestWithParam<std::tuple<const char*, ComputeMode>> {};
-INSTANTIATE_TEST_SUITE_P(
-    Formats, ServedFormatTest,
-    testing::Combine(testing::Values("", "bf16", "f16", "q8_0", "q4_1", "q4_k", "iq4_nl", "nf4",
-                                     "int8", "fp8", "kbit-int4:64"),
-                     testing::Values(ComputeMode::kAuto, ComputeMode::kExact)),
-    [](const auto& info) {
-      return Identifier(Str("weights-", std::get<0>(info.param), "-",
-                            Name(std::get<1>(info.param))));
-    });
+class ServedFormatTest : public testing::TestWithParam<std::tuple<const char*, ComputeMode>> {};
+INSTANTIATE_TEST_SUITE_P(Formats, ServedFormatTest,
+                         testing::Combine(testing::Values("", "bf16", "f16", "q8_0", "q4_1", "q4_k",
+                                                          "iq4_nl", "nf4", "int8", "fp8",
+                                                          "kbit-int4:64"),
+                                          testing::Values(ComputeMode::kAuto, ComputeMode::kExact)),
+                         [](const auto& info) {
+                           return Identifier(Str("weights-", std::get<0>(info.param), "-",
+                                                 Name(std::get<1>(info.param))));
+                         });
 
 TEST_P(ServedFormatTest, IsTrainedOver) {
   const auto& [weights, compute] = GetParam();
@@ -145,13 +144,14 @@ TEST(RemoteTraining, AKilledWorkerCostsTheStep) {
 class BrokenStepTest : public testing::TestWithParam<MessageFault> {};
 INSTANTIATE_TEST_SUITE_P(
     Messages, BrokenStepTest,
-    testing::Values(MessageFault{MessageFault::Kind::kCut, MessageFault::Where::kToWorker, "step", 2},
-                    MessageFault{MessageFault::Kind::kCut, MessageFault::Where::kToWorker, "forward", 5},
-                    MessageFault{MessageFault::Kind::kCut, MessageFault::Where::kToWorker, "backward", 3},
-                    MessageFault{MessageFault::Kind::kCut, MessageFault::Where::kToWorker, "collect", 1},
-                    MessageFault{MessageFault::Kind::kCut, MessageFault::Where::kFromWorker, "stage", 1},
-                    MessageFault{MessageFault::Kind::kCut, MessageFault::Where::kFromWorker, "hidden", 6},
-                    MessageFault{MessageFault::Kind::kCut, MessageFault::Where::kFromWorker, "gradients", 2}),
+    testing::Values(
+        MessageFault{MessageFault::Kind::kCut, MessageFault::Where::kToWorker, "step", 2},
+        MessageFault{MessageFault::Kind::kCut, MessageFault::Where::kToWorker, "forward", 5},
+        MessageFault{MessageFault::Kind::kCut, MessageFault::Where::kToWorker, "backward", 3},
+        MessageFault{MessageFault::Kind::kCut, MessageFault::Where::kToWorker, "collect", 1},
+        MessageFault{MessageFault::Kind::kCut, MessageFault::Where::kFromWorker, "stage", 1},
+        MessageFault{MessageFault::Kind::kCut, MessageFault::Where::kFromWorker, "hidden", 6},
+        MessageFault{MessageFault::Kind::kCut, MessageFault::Where::kFromWorker, "gradients", 2}),
     [](const auto& info) { return Identifier(info.param.message); });
 
 TEST_P(BrokenStepTest, RunsAgain) {
@@ -168,7 +168,7 @@ TEST(RemoteTraining, AStepWithoutAnAnswerRunsAgain) {
   const std::string model = TinyModel();
   const auto worker = TrainingWorker(model);
   const auto proxy = *FaultProxy::Start(worker->address());
-  // The worker says that it works, but not that it has done it; then not even that.
+  // An answer that is late holds up what the worker says behind it.
   proxy->Inject({MessageFault::Kind::kDelay, MessageFault::Where::kFromWorker, "hidden", 3,
                  std::chrono::milliseconds(2500)});
   RemoteLayersOptions client = ClientOf(model, SmallRun(), {proxy->address()});
@@ -196,6 +196,15 @@ TEST(RemoteTraining, GoesOnWithTheStageOfAMasterThatComes) {
   EXPECT_EQ(EngineClient(*MakeLocalEngine(model, 1)).Run(expected), absl::OkStatus());
   EXPECT_EQ(serving->Run(driver), absl::OkStatus());
   EXPECT_EQ(DifferentAnswers(expected, driver, requests), "");
+}
+
+// Layers that a worker has loaded for clients who are gone are no stage that it keeps.
+TEST(RemoteTraining, SharesLayersAnewWithOtherWorkers) {
+  const std::string model = TinyModel();
+  const auto first = TrainingWorker(model), second = TrainingWorker(model);
+  const auto expected = Train(model, SmallRun());
+  ExpectAlike(TrainThrough(model, SmallRun(), {first->address()}), expected);
+  ExpectAlike(TrainThrough(model, SmallRun(), {second->address(), first->address()}), expected);
 }
 
 // Longer batches of a second client make room while the first one trains.

@@ -45,7 +45,8 @@ inline std::vector<Example> SomeExamples(uint64_t seed) {
   for (int64_t number = 0; number < 10; ++number) {
     Example example;
     for (int64_t i = 0; i < 24 - 2 * number; ++i) {
-      example.tokens.push_back(static_cast<int32_t>((17 * number + 5 * i + i * i + 3 * seed) % 256));
+      example.tokens.push_back(
+          static_cast<int32_t>((17 * number + 5 * i + i * i + 3 * seed) % 256));
     }
     example.counts.assign(example.tokens.size(), true);
     examples.push_back(std::move(example));
@@ -55,7 +56,7 @@ inline std::vector<Example> SomeExamples(uint64_t seed) {
 
 // Runs all steps; `after_step` is told how many are done.
 inline absl::StatusOr<RunResult> Train(const std::string& model, const TrainingOptions& options,
-                                     const std::function<void(int64_t)>& after_step = {}) {
+                                       const std::function<void(int64_t)>& after_step = {}) {
   TREADLE_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::Open(model));
   TREADLE_ASSIGN_OR_RETURN(
       const auto trainer,
@@ -94,8 +95,8 @@ inline TrainingOptions Through(const RemoteLayersOptions& client, TrainingOption
   return options;
 }
 inline absl::StatusOr<RunResult> TrainThrough(const std::string& model, TrainingOptions options,
-                                            std::vector<std::string> workers,
-                                            const std::function<void(int64_t)>& after_step = {}) {
+                                              std::vector<std::string> workers,
+                                              const std::function<void(int64_t)>& after_step = {}) {
   const RemoteLayersOptions client = ClientOf(model, options, std::move(workers));
   return Train(model, Through(client, std::move(options)), after_step);
 }

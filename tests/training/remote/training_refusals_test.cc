@@ -38,8 +38,9 @@ TEST(TrainingRefusals, NameWhatDiffers) {
               HasSubstr("'w' is none, expected some of q,k,v,o"));
   EXPECT_THAT(Refusal(model, workers, [](auto& client) { client.max_length = 4096; }),
               HasSubstr("sequences of tokens 4096, expected 1 to 256"));
-  EXPECT_THAT(Refusal(model, workers, [](auto& client) { client.max_sequences = int64_t{1} << 32; }),
-              HasSubstr("--batch-size times --max-length"));
+  EXPECT_THAT(
+      Refusal(model, workers, [](auto& client) { client.max_sequences = int64_t{1} << 32; }),
+      HasSubstr("--batch-size times --max-length"));
   const std::string gone = TrainingWorker("")->address();
   EXPECT_THAT(Refusal(model, {gone},
                       [](auto& client) { client.patience = std::chrono::milliseconds(300); }),
@@ -99,7 +100,8 @@ TEST(TrainingRefusals, TwoSecretsDoNotMeet) {
   const auto with = [](const std::string& secret) {
     return [secret](RemoteLayersOptions& client) { client.credentials.secret = secret; };
   };
-  EXPECT_THAT(Refusal(model, {(*worker)->address()}), HasSubstr("wants proof of its control secret"));
+  EXPECT_THAT(Refusal(model, {(*worker)->address()}),
+              HasSubstr("wants proof of its control secret"));
   EXPECT_THAT(Refusal(model, {(*worker)->address()}, with("seventeen characters")),
               HasSubstr("has another control secret"));
   RemoteLayersOptions client = ClientOf(model, SmallRun(), {(*worker)->address()});
@@ -111,10 +113,9 @@ TEST(TrainingRefusals, TwoSecretsDoNotMeet) {
 class Stranger {
  public:
   explicit Stranger(const std::string& address)
-      : stream_(OpenTrain(address, {.message = [](control::TrainAnswer&) {},
-                                    .closed = [this](const absl::Status& why) {
-                                      closed_.set_value(why);
-                                    }})) {}
+      : stream_(OpenTrain(
+            address, {.message = [](control::TrainAnswer&) {},
+                      .closed = [this](const absl::Status& why) { closed_.set_value(why); }})) {}
   void Say(const std::function<void(control::TrainRequest&)>& fill) { stream_->Tell(fill); }
   std::string End() { return closed_.get_future().get().ToString(); }
 
@@ -152,7 +153,8 @@ TEST(TrainingRefusals, StrangersGetNoFurther) {
   const Fill step = [](auto& request) { request.set_step(std::string(4 * 4 * 128 * 4, '\0')); };
   EXPECT_THAT(refusal({step}), HasSubstr("says hello first"));
   EXPECT_THAT(refusal({good, good}), HasSubstr("says hello once"));
-  EXPECT_THAT(refusal({hello([](auto& h) { h.set_end_layer(5); })}), HasSubstr("layers 0 to 5 of 4"));
+  EXPECT_THAT(refusal({hello([](auto& h) { h.set_end_layer(5); })}),
+              HasSubstr("layers 0 to 5 of 4"));
   EXPECT_THAT(refusal({hello([](auto& h) { h.set_first_layer(4); })}), HasSubstr("layers 4 to 4"));
   EXPECT_THAT(refusal({hello([](auto& h) { h.set_rank(0); })}), HasSubstr("a rank of 0"));
   EXPECT_THAT(refusal({hello([](auto& h) { h.set_rank(1 << 20); })}), HasSubstr("a rank of"));
