@@ -19,6 +19,20 @@ FrozenLayers::Room FrozenLayers::Room::For(int64_t sequences, int64_t max_length
   return {.tokens = sequences * max_length, .pages = sequences * PagesOf(max_length)};
 }
 
+FrozenLayers::Room FrozenLayers::Room::ForSlices(int64_t max_length) {
+  return {.tokens = std::max(kSliceTokens, max_length),
+          .pages = std::max(kSliceTokens, PagesOf(max_length))};
+}
+
+FrozenLayers::Slice FrozenLayers::Pass::SliceFrom(size_t begin) const {
+  size_t end = begin + 1;
+  for (int64_t tokens = lengths[begin]; end < lengths.size(); ++end) {
+    tokens += lengths[end];
+    if (tokens > kSliceTokens) break;
+  }
+  return {begin, end};
+}
+
 absl::StatusOr<std::unique_ptr<FrozenLayers>> FrozenLayers::Create(Tape& tape, Decoder& model,
                                                                    const Room& room) {
   std::unique_ptr<FrozenLayers> layers(new FrozenLayers(tape, model));
@@ -46,13 +60,14 @@ void FrozenLayers::Begin(LayerRange layers, std::span<const int32_t> lengths, Pa
   pass.states.resize(static_cast<size_t>(layers.end - layers.begin + 1) * pass.gradient.size());
 }
 
-void FrozenLayers::MakeBatch(const Pass& pass) {
+void FrozenLayers::MakeBatch(const Pass& pass, Slice slice) {
   page_ids_.resize(static_cast<size_t>(layout_.num_pages));
   std::iota(page_ids_.begin(), page_ids_.end(), 0);
   positions_.clear();
   sequences_.clear();
   int64_t page = 0;
-  for (const int32_t length : pass.lengths) {
+  for (const int32_t length :
+       std::span(pass.lengths).subspan(slice.begin, slice.end - slice.begin)) {
     sequences_.push_back({.first_row = static_cast<int32_t>(positions_.size()),
                           .num_rows = length,
                           .first_position = 0,
@@ -63,33 +78,41 @@ void FrozenLayers::MakeBatch(const Pass& pass) {
   tokens_.resize(positions_.size());
 }
 
-absl::StatusOr<Tensor> FrozenLayers::Run(int64_t layer, Pass& pass) {
-  MakeBatch(pass);
+std::span<float> FrozenLayers::RowsOf(const Pass& pass, Slice slice, std::span<float> rows) const {
+  const auto before = pass.lengths.begin() + static_cast<std::ptrdiff_t>(slice.begin);
+  const auto first = std::accumulate(pass.lengths.begin(), before, size_t{0});
+  const auto hidden = static_cast<size_t>(model_.config().hidden);
+  return rows.subspan(first * hidden, positions_.size() * hidden);
+}
+
+absl::StatusOr<Tensor> FrozenLayers::Run(int64_t layer, Slice slice, Pass& pass) {
+  MakeBatch(pass, slice);
   const auto [begin, end] = model_.layers();
   const std::vector<std::byte*> all(static_cast<size_t>(end - begin), pages_.data());
   const Tensor hidden =
       DenseTensor(hidden_.data(), DType::kF32, std::ssize(positions_), model_.config().hidden);
-  std::ranges::copy(pass.State(layer), hidden.Row<float>(0));
+  std::ranges::copy(RowsOf(pass, slice, pass.State(layer)), hidden.Row<float>(0));
   TREADLE_RETURN_IF_ERROR(model_.RunLayer(static_cast<size_t>(layer - begin),
                                           {tokens_, positions_, sequences_}, {layout_, all},
                                           nullptr, hidden));
   return hidden;
 }
 
-absl::Status FrozenLayers::Forward(int64_t layer, Pass& pass) {
-  TREADLE_ASSIGN_OR_RETURN(const Tensor hidden, Run(layer, pass));
-  std::ranges::copy_n(hidden.Row<float>(0), std::ssize(pass.gradient),
-                      pass.State(layer + 1).begin());
+absl::Status FrozenLayers::Forward(int64_t layer, Slice slice, Pass& pass) {
+  TREADLE_ASSIGN_OR_RETURN(const Tensor hidden, Run(layer, slice, pass));
+  const std::span<float> next = RowsOf(pass, slice, pass.State(layer + 1));
+  std::ranges::copy_n(hidden.Row<float>(0), std::ssize(next), next.begin());
   return absl::OkStatus();
 }
 
-absl::Status FrozenLayers::Backward(int64_t layer, Pass& pass) {
+absl::Status FrozenLayers::Backward(int64_t layer, Slice slice, Pass& pass) {
   tape_.Record();
-  TREADLE_ASSIGN_OR_RETURN(const Tensor hidden, Run(layer, pass));
+  TREADLE_ASSIGN_OR_RETURN(const Tensor hidden, Run(layer, slice, pass));
+  const std::span<float> rows = RowsOf(pass, slice, pass.gradient);
   float* const gradient = tape_.Gradient(hidden).Row<float>(0);
-  std::ranges::copy(pass.gradient, gradient);
+  std::ranges::copy(rows, gradient);
   tape_.Backward();
-  std::ranges::copy_n(gradient, std::ssize(pass.gradient), pass.gradient.begin());
+  std::ranges::copy_n(gradient, std::ssize(rows), rows.begin());
   return absl::OkStatus();
 }
 
@@ -108,7 +131,8 @@ absl::Status LocalLayers::Forward(std::span<const int32_t> lengths, std::span<fl
   const auto [begin, end] = layers_->model().layers();
   layers_->Begin({begin, end}, lengths, pass_);
   std::ranges::copy(hidden, pass_.State(begin).begin());
-  for (int64_t i = begin; i < end; ++i) TREADLE_RETURN_IF_ERROR(layers_->Forward(i, pass_));
+  for (int64_t i = begin; i < end; ++i)
+    TREADLE_RETURN_IF_ERROR(layers_->Forward(i, pass_.All(), pass_));
   std::ranges::copy(pass_.State(end), hidden.begin());
   return absl::OkStatus();
 }
@@ -116,7 +140,8 @@ absl::Status LocalLayers::Forward(std::span<const int32_t> lengths, std::span<fl
 absl::Status LocalLayers::Backward(std::span<float> gradient) {
   const auto [begin, end] = layers_->model().layers();
   std::ranges::copy(gradient, pass_.gradient.begin());
-  for (int64_t i = end - 1; i >= begin; --i) TREADLE_RETURN_IF_ERROR(layers_->Backward(i, pass_));
+  for (int64_t i = end - 1; i >= begin; --i)
+    TREADLE_RETURN_IF_ERROR(layers_->Backward(i, pass_.All(), pass_));
   std::ranges::copy(pass_.gradient, gradient.begin());
   return absl::OkStatus();
 }

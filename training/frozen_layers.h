@@ -42,13 +42,23 @@ class FrozenLayers {
   // The most that batches have.
   struct Room {
     int64_t tokens = 0, pages = 0;  // pages: of the K/V cache of a layer
-    // Of so many sequences of at most max_length tokens each.
+    // Of so many sequences of at most max_length tokens each, together.
     static Room For(int64_t sequences, int64_t max_length);
+    // Of Pass::SliceFrom.
+    static Room ForSlices(int64_t max_length);
   };
 
   // `model` is on `tape`, and has room for as many tokens. Both outlive the object.
   static absl::StatusOr<std::unique_ptr<FrozenLayers>> Create(Tape& tape, Decoder& model,
                                                               const Room& room);
+
+  // Some of the sequences of a batch, by number. How a batch is cut never changes a bit: sums over
+  // its rows go on where they were.
+  struct Slice {
+    size_t begin = 0;
+    size_t end = 0;  // exclusive
+  };
+  static constexpr int64_t kSliceTokens = 256;
 
   // A batch on its way forward and back.
   struct Pass {
@@ -56,6 +66,9 @@ class FrozenLayers {
     std::vector<int32_t> lengths;  // of its sequences
     std::vector<float> states;     // [layers + 1, rows, hidden]: each layer's input, and the output
     std::vector<float> gradient;   // [rows, hidden]
+    Slice All() const { return {0, lengths.size()}; }
+    // The sequences from `begin` on that have kSliceTokens together, or one that has more.
+    Slice SliceFrom(size_t begin) const;
     // The input of a layer, or the output of the one before. [rows, hidden]
     std::span<float> State(int64_t layer) {
       return std::span(states).subspan(static_cast<size_t>(layer - layers.begin) * gradient.size(),
@@ -64,20 +77,23 @@ class FrozenLayers {
   };
   // Begins a batch in some of the model's layers; the caller sets the first of its states.
   void Begin(LayerRange layers, std::span<const int32_t> lengths, Pass& pass) const;
-  // Runs one layer, and makes the next state.
-  absl::Status Forward(int64_t layer, Pass& pass);
-  // Goes back over one layer: pass.gradient, by its output, becomes that by its input.
-  absl::Status Backward(int64_t layer, Pass& pass);
+  // Runs one layer, and makes these rows of the next state.
+  absl::Status Forward(int64_t layer, Slice slice, Pass& pass);
+  // Goes back over one layer: in these rows pass.gradient, by its output, becomes that by its
+  // input.
+  absl::Status Backward(int64_t layer, Slice slice, Pass& pass);
 
   const Decoder& model() const { return model_; }
   Tape& tape() { return tape_; }
 
  private:
   FrozenLayers(Tape& tape, Decoder& model) : tape_(tape), model_(model) {}
-  // Makes the batch of a pass, of which the tape keeps views.
-  void MakeBatch(const Pass& pass);
+  // Makes the batch, of which the tape keeps views.
+  void MakeBatch(const Pass& pass, Slice slice);
+  // The slice's part of a pass' rows.
+  std::span<float> RowsOf(const Pass& pass, Slice slice, std::span<float> rows) const;
   // Runs a layer from its state, in hidden_, whose rows it gives.
-  absl::StatusOr<Tensor> Run(int64_t layer, Pass& pass);
+  absl::StatusOr<Tensor> Run(int64_t layer, Slice slice, Pass& pass);
 
   Tape& tape_;
   Decoder& model_;

@@ -55,7 +55,7 @@ class Session {
     ended_ = true;
   }
 
-  // Runs a layer of what is queued; false if nothing is left.
+  // Runs a slice of what is queued; false if nothing is left.
   bool Slice(StageTrainer& trainer);
 
  private:
@@ -67,6 +67,8 @@ class Session {
   absl::Status RunForward(StageTrainer& trainer, const control::TrainForward& forward);
   absl::Status RunBackward(StageTrainer& trainer, const std::string& gradient);
   absl::Status CheckLengths(const control::TrainForward& forward) const;
+  // The next slice of a layer, whose updates are attached.
+  FrozenLayers::Slice NextSlice(FrozenLayers& layers);
   template <typename Fill>
   void Answer(const Fill& fill) {
     stream->Tell(fill);
@@ -84,6 +86,7 @@ class Session {
   bool running_request_ = false;
   std::optional<TrainRequest> request_;
   int64_t next_ = -1;     // layer; -1: the request has not begun
+  size_t sequence_ = 0;   // of the batch, that is next in the layer
   bool forward_ = false;  // pass_ has gone forward, and not back
   std::unique_ptr<TrainedAdapter> adapter_;
   FrozenLayers::Pass pass_;
@@ -135,24 +138,24 @@ absl::Status Session::Run(StageTrainer& trainer) {
   }
 }
 
-// The memory that this client takes: its layers' inputs and updates, and, where no other has made
-// as much room, activations with their gradients.
+// The memory that this client takes: its batch's states and its updates, and, where no other has
+// made as much room, activations with their gradients.
 absl::Status Session::MakeRoom(StageTrainer& trainer) {
   const ModelConfig& config = trainer.model().config();
+  const FrozenLayers::Room room = FrozenLayers::Room::ForSlices(place_.max_length);
   const int64_t tokens = place_.max_sequences * place_.max_length;
   const int64_t layers = place_.layers.end - place_.layers.begin;
   const int64_t widths = 5 * config.hidden +
                          2 * (config.heads + config.kv_heads) * config.head_dim +
                          2 * config.ffn_hidden;
   const auto bytes =
-      static_cast<uint64_t>(4 * tokens * ((layers + 2) * config.hidden + 2 * widths) +
+      static_cast<uint64_t>(4 * (tokens * (layers + 2) * config.hidden + 2 * room.tokens * widths) +
                             16 * layers * place_.lora.rank * widths);
   if (const uint64_t available = AvailableMemory().bytes; bytes > available) {
     return ResourceExhausted("the client's batches of ", tokens, " tokens need ", bytes >> 20,
                              " MiB, this worker can have ", available >> 20, " MiB");
   }
-  TREADLE_RETURN_IF_ERROR(
-      trainer.Fit(FrozenLayers::Room::For(place_.max_sequences, place_.max_length)));
+  TREADLE_RETURN_IF_ERROR(trainer.Fit(room));
   adapter_ = TrainedAdapter::Create(config, place_.layers, place_.lora, 0);
   Answer([&](TrainAnswer& answer) {
     answer.mutable_stage()->set_first_layer(place_.layers.begin);
@@ -173,6 +176,14 @@ absl::Status Session::CheckLengths(const control::TrainForward& forward) const {
   return absl::OkStatus();
 }
 
+FrozenLayers::Slice Session::NextSlice(FrozenLayers& layers) {
+  layers.tape().DetachAll();
+  adapter_->Attach(layers.model(), {next_, next_ + 1}, layers.tape());
+  const FrozenLayers::Slice slice = pass_.SliceFrom(sequence_);
+  sequence_ = slice.end;
+  return slice;
+}
+
 absl::Status Session::RunForward(StageTrainer& trainer, const control::TrainForward& forward) {
   const auto [begin, end] = place_.layers;
   FrozenLayers& layers = trainer.layers();
@@ -183,9 +194,9 @@ absl::Status Session::RunForward(StageTrainer& trainer, const control::TrainForw
     TREADLE_RETURN_IF_ERROR(FromBytes(forward.hidden(), "hidden states", pass_.State(begin)));
     next_ = begin;
   }
-  layers.tape().DetachAll();
-  adapter_->Attach(layers.model(), {next_, next_ + 1}, layers.tape());
-  TREADLE_RETURN_IF_ERROR(layers.Forward(next_, pass_));
+  TREADLE_RETURN_IF_ERROR(layers.Forward(next_, NextSlice(layers), pass_));
+  if (sequence_ < pass_.lengths.size()) return absl::OkStatus();
+  sequence_ = 0;
   if (++next_ < end) return absl::OkStatus();
   forward_ = true;
   Answer([&, end = end](TrainAnswer& answer) { answer.set_hidden(ToBytes(pass_.State(end))); });
@@ -202,9 +213,9 @@ absl::Status Session::RunBackward(StageTrainer& trainer, const std::string& grad
     TREADLE_RETURN_IF_ERROR(FromBytes(gradient, "a gradient", pass_.gradient));
     next_ = end - 1;
   }
-  layers.tape().DetachAll();
-  adapter_->Attach(layers.model(), {next_, next_ + 1}, layers.tape());
-  TREADLE_RETURN_IF_ERROR(layers.Backward(next_, pass_));
+  TREADLE_RETURN_IF_ERROR(layers.Backward(next_, NextSlice(layers), pass_));
+  if (sequence_ < pass_.lengths.size()) return absl::OkStatus();
+  sequence_ = 0;
   if (next_-- > begin) return absl::OkStatus();
   Answer([&](TrainAnswer& answer) { answer.set_hidden(ToBytes(pass_.gradient)); });
   return absl::OkStatus();

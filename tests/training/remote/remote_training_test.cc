@@ -207,13 +207,15 @@ TEST(RemoteTraining, SharesLayersAnewWithOtherWorkers) {
   ExpectAlike(TrainThrough(model, SmallRun(), {second->address(), first->address()}), expected);
 }
 
-// Longer batches of a second client make room while the first one trains.
-TEST(RemoteTraining, MakesRoomForALargerClient) {
-  const std::string model = TinyModel();
+// Batches that run in slices, of one sequence that is too long for a slice and of several that are
+// not; for them there has to be more room while another client trains.
+TEST(RemoteTraining, CutsBatchesIntoSlices) {
+  const std::string model = TinyModel({.layers = 4, .context = 512});
   const auto worker = TrainingWorker(model);
   TrainingOptions large = SmallRun(3);
   large.batch_size = 5;
-  large.max_length = 100;
+  large.max_length = FrozenLayers::kSliceTokens + 44;
+  large.optimizer.steps = 3;
   absl::StatusOr<RunResult> second;
   const auto first = TrainThrough(model, SmallRun(), {worker->address()}, [&](int64_t done) {
     if (done == 3) second = TrainThrough(model, large, {worker->address()});

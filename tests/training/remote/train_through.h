@@ -40,11 +40,12 @@ inline TrainingOptions SmallRun(uint64_t seed = 0) {
   return options;
 }
 
-inline std::vector<Example> SomeExamples(uint64_t seed) {
+// The first is the longest.
+inline std::vector<Example> SomeExamples(uint64_t seed, int64_t longest) {
   std::vector<Example> examples;
   for (int64_t number = 0; number < 10; ++number) {
     Example example;
-    for (int64_t i = 0; i < 24 - 2 * number; ++i) {
+    for (int64_t i = 0; i < longest - longest * number / 12; ++i) {
       example.tokens.push_back(
           static_cast<int32_t>((17 * number + 5 * i + i * i + 3 * seed) % 256));
     }
@@ -60,7 +61,8 @@ inline absl::StatusOr<RunResult> Train(const std::string& model, const TrainingO
   TREADLE_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::Open(model));
   TREADLE_ASSIGN_OR_RETURN(
       const auto trainer,
-      Trainer::Create(*checkpoint, SomeExamples(options.seed), options, OwnFolder().path()));
+      Trainer::Create(*checkpoint, SomeExamples(options.seed, options.max_length), options,
+                      OwnFolder().path()));
   RunResult result;
   for (int64_t i = 0; i < options.optimizer.steps; ++i) {
     TREADLE_ASSIGN_OR_RETURN(const StepReport report, trainer->Step());
