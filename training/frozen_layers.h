@@ -33,7 +33,7 @@ class Layers {
   // Goes back over the batch that went forward last: the gradient by the outputs becomes that by
   // the inputs, and those by the updates are added up. gradient: [rows, hidden].
   virtual absl::Status Backward(std::span<float> gradient) = 0;
-  // Adds the sums to the adapter's gradients.
+  // Puts the sums into the adapter's gradients.
   virtual absl::Status EndStep() = 0;
 };
 

@@ -25,7 +25,7 @@ constexpr size_t kMaxClients = 16;
 constexpr size_t kMaxWaiting = 2;  // requests of a client: a step, and a call
 
 // A client's stream, and what it has here: the numbers of its step, and the batch that went forward
-// last. Message, Slice and Close from different threads; Slice is the rank's, one at a time.
+// last. Thread safety: Queue and End from any thread, Slice from the rank's.
 class Session {
  public:
   explicit Session(std::shared_ptr<Stream<TrainAnswer>> stream) : stream(std::move(stream)) {}
@@ -249,7 +249,8 @@ class TrainingGuest final : public StageGuest {
   absl::Status LetIn(const SessionPointer& session, const TrainHello& hello,
                      absl::StatusOr<LentStage> stage);
   // Queues a request, and gives the session to the ranks unless they have it.
-  absl::Status Queue(const SessionPointer& session, std::optional<TrainRequest>&& request);
+  absl::Status Queue(const SessionPointer& session, std::optional<TrainRequest>&& request)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   StageLender& lender_;
   const std::function<void(std::string)> log_;
@@ -264,9 +265,9 @@ class TrainingGuest final : public StageGuest {
 
 void TrainingGuest::OnMessage(const SessionPointer& session, TrainRequest& request) {
   if (request.has_hello()) return OnHello(session, request.hello());
-  if (const absl::Status status = Queue(session, std::move(request)); !status.ok()) {
-    session->stream->Close(status);
-  }
+  MutexLock lock(mutex_);
+  const absl::Status status = Queue(session, std::move(request));
+  if (!status.ok()) session->stream->Close(status);
 }
 
 void TrainingGuest::OnHello(const SessionPointer& session, const TrainHello& hello) {
@@ -320,6 +321,7 @@ absl::Status TrainingGuest::LetIn(const SessionPointer& session, const TrainHell
        .lora = {.rank = hello.rank(), .alpha = hello.alpha(), .targets = hello.targets()},
        .max_sequences = hello.max_sequences(),
        .max_length = hello.max_length()});
+  log_(Str("trains layers ", hello.first_layer(), " to ", hello.end_layer(), " for a client"));
   {
     MutexLock lock(mutex_);
     const auto member = members_.find(session);
@@ -330,14 +332,12 @@ absl::Status TrainingGuest::LetIn(const SessionPointer& session, const TrainHell
       trainer_ = std::make_shared<StageTrainer>(static_cast<const Decoder&>(stage->ranks->model()),
                                                 stage->options);
     }
+    return Queue(session, std::nullopt);  // before any call of the client's
   }
-  log_(Str("trains layers ", hello.first_layer(), " to ", hello.end_layer(), " for a client"));
-  return Queue(session, std::nullopt);
 }
 
 absl::Status TrainingGuest::Queue(const SessionPointer& session,
                                   std::optional<TrainRequest>&& request) {
-  MutexLock lock(mutex_);
   const auto member = members_.find(session);
   if (member == members_.end() || !member->second) {
     return absl::FailedPreconditionError("a client says hello first, and waits for the answer");

@@ -152,6 +152,7 @@ TEST(TrainingRefusals, StrangersGetNoFurther) {
   const Fill good = hello([](auto&) {});
   const Fill step = [](auto& request) { request.set_step(std::string(4 * 4 * 128 * 4, '\0')); };
   EXPECT_THAT(refusal({step}), HasSubstr("says hello first"));
+  EXPECT_THAT(refusal({good, step, step, step, step}), HasSubstr("waits for the answer"));
   EXPECT_THAT(refusal({good, good}), HasSubstr("says hello once"));
   EXPECT_THAT(refusal({hello([](auto& h) { h.set_end_layer(5); })}),
               HasSubstr("layers 0 to 5 of 4"));
