@@ -160,6 +160,13 @@ void StageRanks::Submit(IterationPlan plan) {
   events_.done(epoch, gap);
 }
 
+void StageRanks::AddBackground(std::function<bool()> slice) {
+  TREADLE_CHECK(ranks_.size() == 1);
+  MutexLock lock(mutex_);
+  background_.push_back(std::move(slice));
+  work_.NotifyAll();
+}
+
 absl::Status StageRanks::SetMasks(uint64_t epoch, uint64_t iteration,
                                   std::vector<OutputMask> masks) {
   std::shared_ptr<Epoch> standing;
@@ -209,6 +216,10 @@ void StageRanks::RunRank(size_t rank) {
   std::shared_ptr<Epoch> epoch;
   while (true) {
     Work work = WaitForWork(rank, epoch.get());
+    if (work.slice) {
+      RunSlice(std::move(work.slice));
+      continue;
+    }
     if (!work.plan && epoch) Leave(rank, *epoch);
     epoch = std::move(work.epoch);
     if (!epoch) return;
@@ -216,8 +227,20 @@ void StageRanks::RunRank(size_t rank) {
       Join(rank, epoch);
       continue;
     }
+    const bool serves = rank == 0 && !work.plan->plan.steps.empty();
     RunQueued(*epoch, rank, std::move(work.plan));
+    MutexLock lock(mutex_);
+    if (serves) plan_ended_ = SteadyClock::now();
   }
+}
+
+void StageRanks::RunSlice(std::function<bool()> slice) {
+  const auto began = SteadyClock::now();
+  const bool more = slice();
+  const auto ended = SteadyClock::now();
+  MutexLock lock(mutex_);
+  next_slice_ = ended + (kBackgroundShare - 1) * (ended - began);
+  if (more) background_.push_back(std::move(slice));
 }
 
 // The rank's state of the epoch goes, on the rank's thread and when nothing uses it any more.
@@ -243,7 +266,18 @@ StageRanks::Work StageRanks::WaitForWork(size_t rank, const Epoch* current) {
       queue.pop_front();
       return work;
     }
-    work_.Wait(mutex_);
+    if (background_.empty()) {
+      work_.Wait(mutex_);
+      continue;
+    }
+    const auto when = std::min(next_slice_, plan_ended_ + kIdle);
+    if (SteadyClock::now() < when) {
+      work_.WaitUntil(mutex_, when);
+      continue;
+    }
+    Work work{nullptr, nullptr, std::move(background_.front())};
+    background_.pop_front();
+    return work;
   }
 }
 

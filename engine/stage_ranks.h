@@ -60,6 +60,8 @@ class StageTrace {
 
 class StageRanks {
  public:
+  static constexpr int kBackgroundShare = 10;            // one part of so many
+  static constexpr std::chrono::milliseconds kIdle{50};  // longer than from a token to the next
   struct Rank {
     std::unique_ptr<Backend> backend;
     std::unique_ptr<Model> model;
@@ -104,6 +106,14 @@ class StageRanks {
   // is a failure of the epoch.
   void Submit(IterationPlan plan);
 
+  // Any thread. Calls `slice` on the rank's thread while no plan waits for it, until it gives
+  // false: work that yields to plans between slices, of which several take turns. While plans come
+  // it gets kBackgroundShare of the time, and all of it once none has come for kIdle. Slices that
+  // are left when the object goes are dropped. REQUIRES: one rank.
+  void AddBackground(std::function<bool()> slice) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Rank 0's model; constant, but for what its thread does with it.
+  const Model& model() const { return *ranks_[0].model; }
+
   // Any thread; as Engine::SetMasks. Masks that fit no plan are an error; those not fit for their
   // plan is one of the epoch.
   absl::Status SetMasks(uint64_t epoch, uint64_t iteration, std::vector<OutputMask> masks);
@@ -124,10 +134,12 @@ class StageRanks {
     IterationPlan plan;
     TimePoint arrived;
   };
-  // The next work of a rank's thread: join an epoch (no plan), or run a plan of the one it is in.
+  // The next work of a rank's thread: join an epoch (no plan), or run a plan of the one it is in,
+  // or a slice of what is done in the background.
   struct Work {
-    std::shared_ptr<Epoch> epoch;  // null: stop
+    std::shared_ptr<Epoch> epoch;  // null, without a slice: stop
     std::shared_ptr<const Queued> plan;
+    std::function<bool()> slice = {};
   };
 
   StageRanks(std::vector<Rank> ranks, std::vector<std::unique_ptr<Stage>> stages,
@@ -148,6 +160,7 @@ class StageRanks {
   absl::Status MakeLink(size_t rank, Epoch& epoch) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status AnnounceQueued(size_t rank) ABSL_LOCKS_EXCLUDED(mutex_);
   void RunQueued(const Epoch& epoch, size_t rank, std::shared_ptr<const Queued> queued);
+  void RunSlice(std::function<bool()> slice) ABSL_LOCKS_EXCLUDED(mutex_);
   std::shared_ptr<const Queued> TakeAhead(const Epoch& epoch, size_t rank)
       ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Begin(const Epoch& epoch, size_t rank, const Queued& queued);
@@ -173,6 +186,9 @@ class StageRanks {
   size_t joined_ ABSL_GUARDED_BY(mutex_) = 0;      // ranks that are in epoch_
   uint64_t next_iteration_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<std::deque<std::shared_ptr<const Queued>>> queues_ ABSL_GUARDED_BY(mutex_);
+  std::deque<std::function<bool()>> background_ ABSL_GUARDED_BY(mutex_);
+  TimePoint plan_ended_ ABSL_GUARDED_BY(mutex_);  // rank 0's last one
+  TimePoint next_slice_ ABSL_GUARDED_BY(mutex_);  // the earliest, while plans come
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   // [ranks] of each.
   std::map<uint64_t, std::vector<std::shared_ptr<const Adapter>>> adapters_ ABSL_GUARDED_BY(mutex_);

@@ -27,7 +27,7 @@ class Activations {
                            int64_t least_bytes) {
     int64_t bytes = 0;
     for (const auto& [tensor, cols] : tensors) bytes += Bytes(cols);
-    bytes = std::max(bytes, least_bytes);
+    bytes = std::max({bytes, least_bytes, int64_t{1}});
     TREADLE_ASSIGN_OR_RETURN(Buffer buffer, backend_.Allocate(static_cast<size_t>(bytes)));
     std::byte* at = buffer.data();
     for (const auto& [tensor, cols] : tensors) {

@@ -98,7 +98,7 @@ absl::Status Decoder::AllocateActivations(const LoadOptions& options) {
   const auto most = [&](auto size) {
     int64_t largest = 0;
     for (size_t i = 0; i < shapes_.size(); ++i) {
-      largest = std::max<int64_t>(largest, size(shapes_[i], layer_weights_[i]));
+      largest = std::max<int64_t>(largest, size(shapes_[i], weights(i)));
     }
     return largest;
   };
@@ -114,7 +114,7 @@ absl::Status Decoder::AllocateActivations(const LoadOptions& options) {
   const int64_t inner_size = most([](const auto& s, const auto& w) {
     return w.shared_gate.loaded() ? s.shared.size() : s.ffn.size();
   });
-  const auto any = [&](auto asks) { return std::ranges::any_of(layer_weights_, asks); };
+  const auto any = [&](auto asks) { return std::ranges::any_of(owner().layer_weights_, asks); };
   const bool inner = any([](const auto& layer) { return layer.down_type != DType::kF32; });
   const bool fused = any([](const auto& layer) { return layer.qkv.loaded(); });
   const bool gated =
@@ -175,8 +175,8 @@ absl::Status Decoder::AllocateActivations(const LoadOptions& options) {
 
 KvView Decoder::ViewOf(size_t index, const Batch& batch, const KvPages& kv) const {
   KvView view{kv.layout, kv.layers[index], batch.sequences};
-  view.slopes = Values(slopes_);
-  view.sinks = Values(layer_weights_[index].sinks);
+  view.slopes = Values(owner().slopes_);
+  view.sinks = Values(weights(index).sinks);
   const int64_t layer = layers_.begin + static_cast<int64_t>(index);
   if (!config_.HasRing(layer)) return view;
   view.window = config_.KeepsState(layer) ? kv.layout.page_size + 1 : config_.window;
@@ -186,10 +186,11 @@ KvView Decoder::ViewOf(size_t index, const Batch& batch, const KvPages& kv) cons
 }
 
 LayerPass Decoder::PassOf(size_t index, const KvView& kv, Communicator* ranks, Tensor hidden) {
-  const LayerWeights& layer = layer_weights_[index];
+  const LayerWeights& layer = weights(index);
   const auto& [config, kv_heads, ffn, shared] = shapes_[index];
   const bool apart = kv.window > 0 && config_.local_rope_base > 0;
-  const RotaryEmbedding& rotary = apart ? local_rotary_ : rotary_;
+  const RotaryEmbedding& rotary = apart ? owner().local_rotary_ : owner().rotary_;
+  const RotaryEmbedding& query_scales = owner().query_scales_;
   const int64_t rows = hidden.rows;
   // The first columns of a buffer of the widest layer's, as a matrix of its own.
   const auto sized = [rows](const Tensor& all, int64_t cols) {
@@ -217,7 +218,7 @@ LayerPass Decoder::PassOf(size_t index, const KvView& kv, Communicator* ranks, T
           .config = config,
           .architecture = *architecture_,
           .rotary = rotates ? &rotary.table() : nullptr,
-          .query_scales = query_scales_.bytes() > 0 ? &query_scales_.table() : nullptr,
+          .query_scales = query_scales.bytes() > 0 ? &query_scales.table() : nullptr,
           .sums = sums_,
           .ranks = ranks,
           .kv = kv,
@@ -273,7 +274,23 @@ absl::Status Decoder::Forward(const Batch& batch, const KvPages& kv, Communicato
 absl::Status Decoder::RunLayer(size_t index, const Batch& batch, const KvPages& kv,
                                Communicator* ranks, Tensor hidden) {
   const LayerPass pass = PassOf(index, ViewOf(index, batch, kv), ranks, hidden);
-  return architecture_->layer(pass, layer_weights_[index]);
+  return architecture_->layer(pass, weights(index));
+}
+
+absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Borrow(const Decoder& lender, Backend& backend,
+                                                         int64_t max_batch_tokens) {
+  auto decoder = std::make_unique<Decoder>(backend);
+  decoder->lender_ = &lender;
+  decoder->config_ = lender.config_;
+  decoder->architecture_ = lender.architecture_;
+  decoder->layers_ = lender.layers_;
+  decoder->shard_ = lender.shard_;
+  decoder->heads_ = lender.heads_;
+  decoder->shapes_ = lender.shapes_;
+  LoadOptions options;
+  options.max_batch_tokens = max_batch_tokens;
+  TREADLE_RETURN_IF_ERROR(decoder->AllocateActivations(options));
+  return decoder;
 }
 
 void Decoder::Head(Tensor hidden, Tensor logits, std::span<const Adapter* const> adapters) {

@@ -173,10 +173,17 @@ class Decoder : public Model {
   absl::StatusOr<std::shared_ptr<const Adapter>> LoadAdapter(
       const AdapterFile& file) const override;
 
+  // Runs the layers of `lender`, which outlives it, on another host backend and in activations of
+  // its own: for RunLayer, and nothing else.
+  static absl::StatusOr<std::unique_ptr<Decoder>> Borrow(const Decoder& lender, Backend& backend,
+                                                         int64_t max_batch_tokens);
+
+  // out = the embedding of the batch's tokens and positions, [num_tokens, hidden].
+  absl::Status Embed(const Batch& batch, Communicator* ranks, Tensor out);
   // Layer `index` of this range alone, as Forward runs it: for gradients, which run a layer again.
   absl::Status RunLayer(size_t index, const Batch& batch, const KvPages& kv, Communicator* ranks,
                         Tensor hidden);
-  const LayerWeights& weights(size_t index) const { return layer_weights_[index]; }
+  const LayerWeights& weights(size_t index) const { return owner().layer_weights_[index]; }
   // The factor of a soft prompt's rows that makes them rows of the table of embeddings, and such a
   // row's own on its way into the first layer.
   float SoftPromptScale() const;
@@ -216,8 +223,6 @@ class Decoder : public Model {
   // A factor of rows [*, hidden], as a norm.
   absl::StatusOr<Norm> Factor(double factor);
   std::vector<ShardRange> PartsOf(Extent extent, const LayerShape& shape) const;
-  // out = the embedding of the batch's tokens and positions, [num_tokens, hidden].
-  absl::Status Embed(const Batch& batch, Communicator* ranks, Tensor out);
   // layer_inputs_ = what each layer's own embedding of the batch's tokens gives, made from these
   // and the embedding, which the first stage has in `hidden`.
   absl::Status MakeLayerInputs(const Batch& batch, Communicator* ranks, Tensor hidden);
@@ -233,8 +238,12 @@ class Decoder : public Model {
   KvView ViewOf(size_t index, const Batch& batch, const KvPages& kv) const;
   LayerPass PassOf(size_t index, const KvView& kv, Communicator* ranks, Tensor hidden);
 
+  // The decoder whose weights and tables these layers are.
+  const Decoder& owner() const { return lender_ == nullptr ? *this : *lender_; }
+
   // Constant after Load. heads, kv_heads, ffn_hidden and vocab in shapes: this rank's.
   Backend& backend_;
+  const Decoder* lender_ = nullptr;  // Borrow's
   const Architecture* architecture_ = nullptr;
   ShardRange heads_;                // of all query heads
   std::vector<LayerShape> shapes_;  // of this range's layers

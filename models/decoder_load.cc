@@ -116,11 +116,12 @@ absl::Status Decoder::Load(const Checkpoint& checkpoint, const LoadOptions& opti
   };
   const LayerShape whole = shape_of(config_);
   kv_heads_ = whole.kv_heads.size();
-  for (int64_t i = layers_.begin; i < layers_.end; ++i) {
+  const int64_t end = options.without_layers ? layers_.begin : layers_.end;
+  for (int64_t i = layers_.begin; i < end; ++i) {
     shapes_.push_back(shape_of(config_.OfLayer(i)));
     if (config_.Local(i)) local_kv_heads_ = shapes_.back().kv_heads.size();
   }
-  layer_weights_.resize(static_cast<size_t>(layers_.end - layers_.begin));
+  layer_weights_.resize(static_cast<size_t>(end - layers_.begin));
   WeightLoader loader(checkpoint, backend_, options);
   const std::vector<const TensorRow*> rows = TensorsOf(config_);
   const auto spell = [&](const TensorRow& row, int64_t layer, int64_t expert = 0) {
@@ -144,7 +145,7 @@ absl::Status Decoder::Load(const Checkpoint& checkpoint, const LoadOptions& opti
     if (Needs(row->part)) TREADLE_RETURN_IF_ERROR(load(*row, 0, whole, outside_));
   }
   outside_bytes_ = loader.weight_bytes();
-  for (int64_t i = layers_.begin; i < layers_.end; ++i) {
+  for (int64_t i = layers_.begin; i < end; ++i) {
     for (const TensorRow* row : rows) {
       if (!InLayer(*row, config_, i)) continue;
       const auto index = static_cast<size_t>(i - layers_.begin);

@@ -33,6 +33,7 @@ absl::Status Decoder::LoadValueNorm(const ModelConfig& layer, LayerWeights& weig
 }
 
 absl::Status Decoder::Embed(const Batch& batch, Communicator* ranks, Tensor out) {
+  adapters_.Sort(batch.adapters);
   TREADLE_RETURN_IF_ERROR(
       sums_.Embed(backend_, outside_.embedding, vocab_, batch.token_ids, ranks, out));
   adapters_.AddEmbedding(backend_, batch.token_ids, attended_.Rows(0, out.rows), out);

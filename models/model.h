@@ -77,8 +77,9 @@ struct LoadOptions {
   int64_t max_context = 0;               // 0: the model's
   std::function<void(double)> progress;  // fraction of bytes loaded; may be empty
 
-  WeightPlan weights;  // empty: as stored
-  int threads = 0;     // that convert weights; 0: one per CPU of this process
+  bool without_layers = false;  // embedding, final norm and head alone; on a host backend
+  WeightPlan weights;           // empty: as stored
+  int threads = 0;              // that convert weights; 0: one per CPU of this process
   // LLM.int8() matrices, made here or stored. Unset: what the checkpoint says, else 6. 0: no
   // decomposition.
   std::optional<float> outlier_threshold;

@@ -51,6 +51,8 @@ class Tape final : public UnrecordedOps {
   void Attach(const PackedMatrix* weight, const LowRankUpdate* update) {
     updates_[weight] = update;
   }
+  // Takes all updates away.
+  void DetachAll() { updates_.clear(); }
 
   void Record() { recording_ = true; }
   // Goes back over the recorded ops, last one first, forgets them, and ends the recording.

@@ -41,12 +41,12 @@ absl::StatusOr<std::set<Part>> ParseTargets(const std::string& targets) {
 
 }  // namespace
 
-absl::Status CheckTrainable(const Checkpoint& checkpoint, const LoraOptions& options) {
-  const ModelConfig& config = checkpoint.config();
+absl::Status CheckTrainable(const ModelConfig& config, const std::string& name,
+                            const LoraOptions& options) {
   const Architecture& architecture = ArchitectureOf(config);
   const auto refuse = [&](const char* what) {
-    return Unimplemented(checkpoint.path(), ": training of ", architecture.name,
-                         " models, which have ", what, "; expected a dense one of Llama's kind");
+    return Unimplemented(name, ": training of ", architecture.name, " models, which have ", what,
+                         "; expected a dense one of Llama's kind");
   };
   if (architecture.layer != LlamaLayer) return refuse("a layer without gradients here");
   if (config.experts > 0) return refuse("experts");
@@ -65,25 +65,25 @@ absl::Status CheckTrainable(const Checkpoint& checkpoint, const LoraOptions& opt
   return missing.empty() ? absl::OkStatus() : refuse("fused matrices");
 }
 
-std::unique_ptr<TrainedAdapter> TrainedAdapter::Create(const Checkpoint& checkpoint,
-                                                       const Decoder& model, Tape& tape,
+std::unique_ptr<TrainedAdapter> TrainedAdapter::Create(const ModelConfig& config, LayerRange layers,
                                                        const LoraOptions& options, uint64_t seed) {
   std::unique_ptr<TrainedAdapter> adapter(new TrainedAdapter());
   adapter->options_ = options;
-  const ModelConfig& config = checkpoint.config();
+  if (options.rank == 0) return adapter;
   const auto parts = ParseTargets(options.targets);
   TREADLE_CHECK(parts.ok());
-  std::vector<const PackedMatrix*> weights;
   size_t size = 0;
-  for (int64_t layer = 0; layer < config.layers; ++layer) {
+  for (int64_t layer = layers.begin; layer < layers.end; ++layer) {
+    const ModelConfig own = config.OfLayer(layer);
     for (const TensorRow* row : TensorsOf(config)) {
       if (!parts->contains(row->part)) continue;
-      const Target& target = *std::ranges::find(kTargets, row->part, &Target::part);
-      weights.push_back(&(model.weights(static_cast<size_t>(layer)).*target.linear).weight());
-      const int64_t n = weights.back()->n(), k = weights.back()->k(), rank = options.rank;
+      const int64_t n = SizeOf(row->rows, own), k = SizeOf(row->columns, own);
+      const int64_t rank = options.rank;
       adapter->modules_.push_back(
           {.name = SpellTensorName(ArchitectureOf(config), Container::kHuggingFace,
                                    {.row = row, .layer = std::to_string(layer)}),
+           .layer = layer,
+           .linear = std::ranges::find(kTargets, row->part, &Target::part)->linear,
            .begin = size,
            .update = {.n = n,
                       .k = k,
@@ -98,7 +98,7 @@ std::unique_ptr<TrainedAdapter> TrainedAdapter::Create(const Checkpoint& checkpo
   }
   adapter->values_.resize(size);
   adapter->gradients_.resize(size);
-  for (size_t i = 0; i < weights.size(); ++i) {
+  for (size_t i = 0; i < adapter->modules_.size(); ++i) {
     Module& module = adapter->modules_[i];
     LowRankUpdate& update = module.update;
     float* const a = adapter->values_.data() + module.begin;
@@ -114,7 +114,6 @@ std::unique_ptr<TrainedAdapter> TrainedAdapter::Create(const Checkpoint& checkpo
       const double uniform = CounterUniform(seed, static_cast<uint32_t>(i), at);
       a[at] = static_cast<float>((2 * uniform - 1) * bound);
     }
-    tape.Attach(weights[i], &update);
   }
   adapter->Refresh();
   return adapter;
@@ -129,6 +128,25 @@ std::vector<size_t> TrainedAdapter::Tensors() const {
     }
   }
   return sizes;
+}
+
+void TrainedAdapter::Attach(const Decoder& model, LayerRange layers, Tape& tape) const {
+  for (const Module& module : modules_) {
+    if (module.layer < layers.begin || module.layer >= layers.end) continue;
+    const auto index = static_cast<size_t>(module.layer - model.layers().begin);
+    const PackedMatrix& weight = (model.weights(index).*module.linear).weight();
+    TREADLE_CHECK(weight.n() == module.update.n && weight.k() == module.update.k);
+    tape.Attach(&weight, &module.update);
+  }
+}
+
+std::span<float> TrainedAdapter::Part(std::span<float> numbers, LayerRange layers) const {
+  const auto first_of = [&](int64_t layer) {
+    const auto found = std::ranges::lower_bound(modules_, layer, {}, &Module::layer);
+    return found == modules_.end() ? values_.size() : found->begin;
+  };
+  const size_t begin = first_of(layers.begin);
+  return numbers.subspan(begin, first_of(layers.end) - begin);
 }
 
 void TrainedAdapter::Refresh() {

@@ -35,35 +35,46 @@ struct SoftPromptOptions {
 // Ok if a model's layers have gradients and its targets are matrices of their own: families with
 // Llama's layer, without experts, states and fused matrices. Unimplemented otherwise, with what is
 // in the way; InvalidArgument for targets that are none.
-absl::Status CheckTrainable(const Checkpoint& checkpoint, const LoraOptions& options);
+// `name`: the model's, for errors.
+absl::Status CheckTrainable(const ModelConfig& config, const std::string& name,
+                            const LoraOptions& options);
+inline absl::Status CheckTrainable(const Checkpoint& checkpoint, const LoraOptions& options) {
+  return CheckTrainable(checkpoint.config(), checkpoint.path(), options);
+}
 
 class TrainedAdapter {
  public:
   // The update of one matrix.
   struct Module {
     std::string name;  // "model.layers.0.self_attn.q_proj"
-    size_t begin = 0;  // in values
+    int64_t layer = 0;
+    Linear LayerWeights::*linear = nullptr;  // the matrix
+    size_t begin = 0;                        // in values
     LowRankUpdate update;
     std::vector<int32_t> row_order;  // FileRowOrder of folders
     // Memory of update: both of factors, and b.
     std::vector<float> a_transposed, b_transposed, b;
   };
 
-  // Makes updates for all layers of `model` and attaches them to `tape`, its backend. They begin as
-  // PEFT's: A uniform in +-1 / sqrt(k), drawn by `seed` (kernels/sampling.h, CounterUniform), B
-  // zeros. REQUIRES: CheckTrainable, and that nothing runs on `tape` once the adapter is gone.
-  static std::unique_ptr<TrainedAdapter> Create(const Checkpoint& checkpoint, const Decoder& model,
-                                                Tape& tape, const LoraOptions& options,
-                                                uint64_t seed);
+  // Makes updates for a model's layers. They begin as PEFT's: A uniform in +-1 / sqrt(k), drawn by
+  // `seed` (kernels/sampling.h, CounterUniform), B zeros. REQUIRES: CheckTrainable.
+  static std::unique_ptr<TrainedAdapter> Create(const ModelConfig& config, LayerRange layers,
+                                                const LoraOptions& options, uint64_t seed);
+
   // Makes a soft prompt instead, for the beginning of every sequence. Errors: of memory. REQUIRES:
   // that model and tape stay as long as it.
   static absl::StatusOr<std::unique_ptr<TrainedAdapter>> CreateSoftPrompt(
       Decoder& model, Tape& tape, const SoftPromptOptions& options, uint64_t seed);
 
+  // Gives `tape`, the backend of `model`, the updates of these layers, which are some of both.
+  // REQUIRES: that nothing runs on `tape` with them once the adapter is gone.
+  void Attach(const Decoder& model, LayerRange layers, Tape& tape) const;
+
   // Batch::adapters of every row; null: updates need none.
   const Adapter* soft_prompt() const { return soft_prompt_.get(); }
-  // Adds to the gradients of a soft prompt those of what enters the first layer, [rows, hidden].
-  void AddGradient(Tensor rows, std::span<const SequenceSpan> sequences);
+  // Adds to the gradients of a soft prompt those of what enters the first layer, [rows,
+  // hidden], of sequences of these lengths.
+  void AddGradient(Tensor rows, std::span<const int32_t> lengths);
 
   const std::vector<Module>& modules() const { return modules_; }
   // The numbers of all updates, one after the other: A [rank, k], then B transposed [rank, n]. Of a
@@ -72,6 +83,8 @@ class TrainedAdapter {
   std::span<float> gradients() { return gradients_; }
   // Sizes of the tensors that values are made of: the factors, or the prompt.
   std::vector<size_t> Tensors() const;
+  // The part of either that is of these layers.
+  std::span<float> Part(std::span<float> numbers, LayerRange layers) const;
   // Brings the factors that the tape multiplies with, or the rows that it embeds, up to values.
   void Refresh();
 

@@ -35,12 +35,14 @@ absl::StatusOr<std::unique_ptr<TrainedAdapter>> TrainedAdapter::CreateSoftPrompt
   return adapter;
 }
 
-void TrainedAdapter::AddGradient(Tensor rows, std::span<const SequenceSpan> sequences) {
+void TrainedAdapter::AddGradient(Tensor rows, std::span<const int32_t> lengths) {
   if (!soft_prompt_) return;
   const auto growth = static_cast<float>(soft_prompt_growth_);
-  for (const SequenceSpan& sequence : sequences) {
-    const float* const from = rows.Row<float>(sequence.first_row);
+  int64_t first = 0;
+  for (const int32_t length : lengths) {
+    const float* const from = rows.Row<float>(first);
     for (size_t i = 0; i < gradients_.size(); ++i) gradients_[i] += from[i] * growth;
+    first += length;
   }
 }
 

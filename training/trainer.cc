@@ -11,13 +11,11 @@
 namespace treadle {
 namespace {
 
-constexpr int64_t kPageSize = 64;
 constexpr int64_t kLogitBytes = 32 << 20;  // of one pass through the head
 constexpr int64_t kMaxHeadRows = 512;
 // Words of CounterBits beside those that A is drawn with.
 constexpr uint32_t kShuffleStream = 0xffff'ffff;
-
-int64_t PagesOf(int64_t tokens) { return (tokens + kPageSize - 1) / kPageSize; }
+constexpr int kMaxAttempts = 8;  // of a step
 
 void CopyFloats(const float* from, int64_t count, float* to) { std::copy_n(from, count, to); }
 
@@ -59,6 +57,7 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(const Checkpoint& check
   load.max_batch_tokens = options.batch_size * trainer->MaxPositions();
   load.max_head_rows = trainer->head_rows_;
   load.max_context = trainer->MaxPositions();
+  load.without_layers = static_cast<bool>(options.connect);
   load.weights = options.weights;
   load.threads = options.threads;
   load.progress = options.loading;
@@ -69,8 +68,8 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(const Checkpoint& check
                              TrainedAdapter::CreateSoftPrompt(*trainer->decoder_, *trainer->tape_,
                                                               options.soft_prompt, options.seed));
   } else {
-    trainer->adapter_ = TrainedAdapter::Create(checkpoint, *trainer->decoder_, *trainer->tape_,
-                                               options.lora, options.seed);
+    trainer->adapter_ =
+        TrainedAdapter::Create(config, {0, config.layers}, options.lora, options.seed);
   }
   TREADLE_ASSIGN_OR_RETURN(
       trainer->optimizer_,
@@ -82,26 +81,19 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(const Checkpoint& check
 absl::Status Trainer::Allocate() {
   const ModelConfig& config = decoder_->config();
   const int64_t tokens = options_.batch_size * MaxPositions();
-  layout_ = {.kv_heads = config.kv_heads,
-             .head_dim = config.head_dim,
-             .page_size = kPageSize,
-             .num_pages = options_.batch_size * PagesOf(MaxPositions()),
-             .dtype = DType::kF32,
-             .key_order = tape_->key_order()};
   const std::pair<Buffer*, int64_t> buffers[] = {{&hidden_, tokens * config.hidden * 4},
-                                                 {&pages_, layout_.num_pages * layout_.PageBytes()},
                                                  {&head_in_, head_rows_ * config.hidden * 4},
                                                  {&logits_, head_rows_ * config.vocab * 4}};
   for (const auto& [buffer, bytes] : buffers) {
     TREADLE_ASSIGN_OR_RETURN(*buffer, tape_->Allocate(static_cast<size_t>(bytes)));
   }
-  decoder_->ObserveLayers([this](int64_t layer) {
-    const int64_t layers = decoder_->config().layers;
-    if (layer == layers) return;  // the head
-    const int64_t floats = static_cast<int64_t>(inputs_.size()) / layers;
-    CopyFloats(reinterpret_cast<const float*>(hidden_.data()), floats,
-               inputs_.data() + layer * floats);
-  });
+  if (options_.connect) {
+    TREADLE_ASSIGN_OR_RETURN(layers_, options_.connect(*adapter_));
+    return absl::OkStatus();
+  }
+  const auto room = FrozenLayers::Room::For(options_.batch_size, MaxPositions());
+  TREADLE_ASSIGN_OR_RETURN(auto layers, FrozenLayers::Create(*tape_, *decoder_, room));
+  layers_ = std::make_unique<LocalLayers>(std::move(layers), *adapter_);
   return absl::OkStatus();
 }
 
@@ -129,62 +121,56 @@ absl::StatusOr<StepReport> Trainer::Step() {
     counted += chosen.back()->Counted();
     report.tokens += std::ssize(chosen.back()->tokens);
   }
-  std::ranges::fill(adapter_->gradients(), 0.0f);
-  for (int64_t i = 0; i < of_step; i += options_.batch_size) {
-    TREADLE_ASSIGN_OR_RETURN(
-        const double loss,
-        RunBatch(std::span(chosen).subspan(static_cast<size_t>(i),
-                                           static_cast<size_t>(options_.batch_size)),
-                 1.0f / static_cast<float>(counted)));
-    report.loss += loss / static_cast<double>(counted);
+  const float scale = 1.0f / static_cast<float>(counted);
+  absl::StatusOr<double> loss = RunBatches(chosen, scale);
+  for (int i = 1; absl::IsUnavailable(loss.status()) && i < kMaxAttempts; ++i) {
+    loss = RunBatches(chosen, scale);
   }
+  TREADLE_RETURN_IF_ERROR(loss.status());
+  report.loss = *loss / static_cast<double>(counted);
   if (!std::isfinite(report.loss)) {
     return Internal("step ", step_ + 1, ": the loss is no number any longer; a smaller ",
                     "--learning-rate may help");
   }
   report.learning_rate = LearningRateAt(options_.optimizer, step_);
   report.gradient_norm = optimizer_->Step(step_, adapter_->values(), adapter_->gradients());
-  adapter_->Refresh();
   report.step = ++step_;
   return report;
 }
 
+absl::StatusOr<double> Trainer::RunBatches(std::span<const Example* const> examples, float scale) {
+  adapter_->Refresh();
+  TREADLE_RETURN_IF_ERROR(layers_->BeginStep());
+  const auto size = static_cast<size_t>(options_.batch_size);
+  double sum = 0;
+  for (size_t i = 0; i < examples.size(); i += size) {
+    TREADLE_ASSIGN_OR_RETURN(const double loss, RunBatch(examples.subspan(i, size), scale));
+    sum += loss;
+  }
+  TREADLE_RETURN_IF_ERROR(layers_->EndStep());
+  return sum;
+}
+
 absl::StatusOr<double> Trainer::RunBatch(std::span<const Example* const> batch, float scale) {
-  const ModelConfig& config = decoder_->config();
-  std::vector<int32_t> tokens, positions, pages(static_cast<size_t>(layout_.num_pages));
-  std::iota(pages.begin(), pages.end(), 0);
-  std::vector<SequenceSpan> sequences;
-  int64_t page = 0;
+  std::vector<int32_t> tokens, positions, lengths;
   for (const Example* example : batch) {
-    const auto length = static_cast<int32_t>(example->tokens.size());
-    sequences.push_back({.first_row = static_cast<int32_t>(tokens.size()),
-                         .num_rows = length,
-                         .first_position = 0,
-                         .pages = pages.data() + page});
-    page += PagesOf(length);
+    lengths.push_back(static_cast<int32_t>(example->tokens.size()));
     tokens.insert(tokens.end(), example->tokens.begin(), example->tokens.end());
-    for (int32_t i = 0; i < length; ++i) positions.push_back(i);
+    for (int32_t i = 0; i < lengths.back(); ++i) positions.push_back(i);
   }
   const Adapter* const soft_prompt = adapter_->soft_prompt();
   const std::vector<const Adapter*> adapters(soft_prompt == nullptr ? 0 : tokens.size(),
                                              soft_prompt);
-  const Batch flat = {tokens, positions, sequences, {}, adapters};
-  const std::vector<std::byte*> layers(static_cast<size_t>(config.layers), pages_.data());
-  const KvPages kv = {layout_, layers};
-  const auto rows = static_cast<int64_t>(tokens.size());
-  const Tensor hidden = DenseTensor(hidden_.data(), DType::kF32, rows, config.hidden);
-  const int64_t floats = rows * config.hidden;
-  inputs_.resize(static_cast<size_t>(config.layers * floats));
-  TREADLE_RETURN_IF_ERROR(decoder_->Forward(flat, kv, nullptr, hidden));
+  const Tensor hidden =
+      DenseTensor(hidden_.data(), DType::kF32, std::ssize(tokens), decoder_->config().hidden);
+  const auto all = [](const Tensor& rows) {
+    return std::span(rows.Row<float>(0), static_cast<size_t>(rows.rows * rows.cols));
+  };
+  TREADLE_RETURN_IF_ERROR(decoder_->Embed({tokens, positions, {}, {}, adapters}, nullptr, hidden));
+  TREADLE_RETURN_IF_ERROR(layers_->Forward(lengths, all(hidden)));
   const double loss = RunHead(batch, hidden, scale);
-  for (int64_t layer = config.layers - 1; layer >= 0; --layer) {
-    CopyFloats(inputs_.data() + layer * floats, floats, hidden.Row<float>(0));
-    tape_->Record();
-    TREADLE_RETURN_IF_ERROR(
-        decoder_->RunLayer(static_cast<size_t>(layer), flat, kv, nullptr, hidden));
-    tape_->Backward();
-  }
-  adapter_->AddGradient(tape_->Gradient(hidden), sequences);
+  TREADLE_RETURN_IF_ERROR(layers_->Backward(all(tape_->Gradient(hidden))));
+  adapter_->AddGradient(tape_->Gradient(hidden), lengths);
   return loss;
 }
 

@@ -1,11 +1,11 @@
 // Trains an adapter over a frozen model: QLoRA (Dettmers et al. 2023, section 3), with the base in
 // any format that the CPU backend multiplies, in exact arithmetic.
 //
-// A batch runs forward once, of which the input of every layer is kept; then each layer, last
-// first, runs again on a tape (tape.h) and back (Chen et al. 2016, "Training deep nets with
-// sublinear memory cost"). Sequences lie flat beside each other, without padding.
+// The layers run in this process, or where TrainingOptions::connect finds them (frozen_layers.h);
+// embedding, head, adapter and optimizer are here. A step that loses its layers runs again.
 //
-// Deterministic: the same examples, options and seed give the same bits, on any number of threads.
+// Deterministic: the same examples, options and seed give the same bits, on any number of threads
+// and wherever the layers are.
 //
 // Thread safety: confined to one thread, which the backend's pool joins.
 #pragma once
@@ -23,6 +23,7 @@
 #include "models/decoder.h"
 #include "training/adamw.h"
 #include "training/examples.h"
+#include "training/frozen_layers.h"
 #include "training/tape.h"
 #include "training/trained_adapter.h"
 
@@ -42,6 +43,8 @@ struct TrainingOptions {
   std::function<void(double)> loading = {};  // fraction of the model loaded; may be empty
   // Stands before each example, within the model's context; lora.rank is 0 then.
   SoftPromptOptions soft_prompt = {};
+  // Finds the layers for an adapter, which outlives them; empty: this process loads them.
+  std::function<absl::StatusOr<std::unique_ptr<Layers>>(TrainedAdapter&)> connect = {};
 };
 
 struct StepReport {
@@ -65,7 +68,7 @@ class Trainer {
                                                          const std::string& folder);
 
   // One step of the optimizer, on the next batch_size * accumulation examples. Internal if the loss
-  // is no number any longer.
+  // is no number any longer. Errors of Layers, after which nothing of the step is done.
   absl::StatusOr<StepReport> Step();
   int64_t steps_done() const { return step_; }
 
@@ -84,10 +87,11 @@ class Trainer {
   int64_t MaxPositions() const { return options_.max_length + options_.soft_prompt.virtual_tokens; }
   // The number-th example of the run, from 0.
   const Example& ExampleAt(int64_t number);
-  // Runs a batch forward and back: adds to the adapter's gradients those of the loss' sum times
-  // `scale`, and gives that sum.
+  // Runs the batches of a step; gives the sum of losses, and sets the adapter's gradients to those
+  // of that sum times `scale`.
+  absl::StatusOr<double> RunBatches(std::span<const Example* const> examples, float scale);
+  // Runs a batch forward and back; gives the sum of its losses.
   absl::StatusOr<double> RunBatch(std::span<const Example* const> batch, float scale);
-  absl::Status Forward(const Batch& batch, const KvPages& kv, Tensor hidden);
   // Sets Gradient(hidden) of the last layer's output, and gives the sum of losses.
   double RunHead(std::span<const Example* const> batch, Tensor hidden, float scale);
   // The settings that a checkpoint must share, as JSON.
@@ -99,17 +103,15 @@ class Trainer {
   std::unique_ptr<Model> model_;  // a Decoder
   Decoder* decoder_ = nullptr;
   std::unique_ptr<TrainedAdapter> adapter_;
+  std::unique_ptr<Layers> layers_;
   std::unique_ptr<AdamW> optimizer_;
   int64_t step_ = 0;
   int64_t epoch_ = -1;          // that order_ is of
   std::vector<int32_t> order_;  // [examples]
 
-  KvLayout layout_;
   int64_t head_rows_ = 0;
-  Buffer hidden_;              // [max tokens, hidden]
-  Buffer pages_;               // of one layer, which all use in turn
-  Buffer head_in_, logits_;    // [head_rows_, hidden], [head_rows_, vocab]
-  std::vector<float> inputs_;  // [layers, tokens, hidden]
+  Buffer hidden_;            // [max tokens, hidden]
+  Buffer head_in_, logits_;  // [head_rows_, hidden], [head_rows_, vocab]
 };
 
 }  // namespace treadle

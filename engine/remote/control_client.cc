@@ -16,6 +16,8 @@ namespace {
 using control::FollowAnswer;
 using control::FollowMessage;
 using control::MasterMessage;
+using control::TrainAnswer;
+using control::TrainRequest;
 using control::WorkerMessage;
 
 // The client's end. A hold keeps OnDone away as long as something may yet be written.
@@ -228,6 +230,16 @@ std::shared_ptr<Stream<FollowMessage>> OpenFollow(const std::string& address,
   auto stream = std::make_shared<ClientStream<FollowMessage, FollowAnswer>>(std::move(events));
   stream->Begin([&](auto* context, auto* reactor) { stub->async()->Follow(context, reactor); },
                 credentials.secret, "Follow");
+  return stream;
+}
+
+std::shared_ptr<Stream<TrainRequest>> OpenTrain(const std::string& address,
+                                                StreamEvents<TrainAnswer> events,
+                                                const ControlCredentials& credentials) {
+  const auto stub = Connect(address, credentials);
+  auto stream = std::make_shared<ClientStream<TrainRequest, TrainAnswer>>(std::move(events));
+  stream->Begin([&](auto* context, auto* reactor) { stub->async()->Train(context, reactor); },
+                credentials.secret, "Train");
   return stream;
 }
 

@@ -20,8 +20,8 @@ absl::StatusOr<std::string> ReadControlSecret(const std::string& path);
 std::string DrawNonce();
 
 enum class ProofOf { kWorker, kMaster };  // who answers the stream, and who opened it
-// The proof in this stream that its sender knows `secret`. `call`: Attach or Follow. With an empty
-// `answerer_nonce`: before the other end has drawn one; worth a reading, not an answer.
+// The proof in this stream that its sender knows `secret`. `call`: Attach, Follow or Train. With an
+// empty `answerer_nonce`: before the other end has drawn one; worth a reading, not an answer.
 std::string MakeProof(const std::string& secret, ProofOf side, const std::string& call,
                       const std::string& opener_nonce, const std::string& answerer_nonce);
 // Headers that carry nonces and proofs.

@@ -19,6 +19,8 @@ namespace {
 using control::FollowAnswer;
 using control::FollowMessage;
 using control::MasterMessage;
+using control::TrainAnswer;
+using control::TrainRequest;
 using control::WorkerMessage;
 
 // Streams of a server that have said nothing yet. A master and a neighbour say hello at once.
@@ -281,6 +283,11 @@ class ControlServer::State final : public control::Control::CallbackService {
   grpc::ServerBidiReactor<FollowMessage, FollowAnswer>* Follow(
       grpc::CallbackServerContext* context) override {
     return Accept<FollowMessage, FollowAnswer>(*context, acceptors_.follow, "Follow");
+  }
+  grpc::ServerBidiReactor<TrainRequest, TrainAnswer>* Train(
+      grpc::CallbackServerContext* context) override {
+    if (!acceptors_.train) return nullptr;  // Unimplemented
+    return Accept<TrainRequest, TrainAnswer>(*context, acceptors_.train, "Train");
   }
 
  private:

@@ -1,4 +1,4 @@
-// The two bidirectional streams of control.proto, without gRPC's types: one end is a Stream to send
+// The bidirectional streams of control.proto, without gRPC's types: one end is a Stream to send
 // into, and StreamEvents that say what came.
 //
 // Thread safety: Send, Close and Abort from any thread; they never block. Events of one stream come
@@ -32,6 +32,8 @@ namespace control {
 class FollowAnswer;
 class FollowMessage;
 class MasterMessage;
+class TrainAnswer;
+class TrainRequest;
 class WorkerMessage;
 }  // namespace control
 
@@ -87,6 +89,9 @@ class ControlServer {
     std::function<StreamEvents<control::FollowMessage>(
         std::shared_ptr<Stream<control::FollowAnswer>>)>
         follow;
+    std::function<StreamEvents<control::TrainRequest>(
+        std::shared_ptr<Stream<control::TrainAnswer>>)>
+        train;  // empty: Unimplemented
   };
 
   // `listen`: host:port (port 0: a free one) or unix:path. Unavailable if it cannot be had.
@@ -110,6 +115,10 @@ std::shared_ptr<Stream<control::MasterMessage>> OpenAttach(
     const ControlCredentials& credentials = {});
 std::shared_ptr<Stream<control::FollowMessage>> OpenFollow(
     const std::string& address, StreamEvents<control::FollowAnswer> events,
+    const ControlCredentials& credentials = {});
+
+std::shared_ptr<Stream<control::TrainRequest>> OpenTrain(
+    const std::string& address, StreamEvents<control::TrainAnswer> events,
     const ControlCredentials& credentials = {});
 
 }  // namespace treadle

@@ -44,15 +44,23 @@ struct Master {
 };
 using MasterPointer = std::shared_ptr<Master>;
 
+absl::Status OtherModel(const std::string& whose, const std::string& sum,
+                        const std::string& wanted) {
+  return absl::FailedPreconditionError(Str(whose, " another file: SHA-256 ", sum.substr(0, 16),
+                                           "..., the client's is ", wanted.substr(0, 16), "..."));
+}
+
 }  // namespace
 
-class Worker::State {
+class Worker::State final : public StageLender {
  public:
   explicit State(WorkerOptions options) : options_(std::move(options)) {}
-  ~State();
+  ~State() override;
 
   absl::Status Listen();
   const std::string& address() const { return server_->address(); }
+  void Lend(control::Configure&& wanted, bool replace,
+            std::function<void(absl::StatusOr<LentStage>)> then) override;
 
  private:
   // gRPC's threads.
@@ -73,7 +81,11 @@ class Worker::State {
   void DescribeSelf(control::WorkerHello& out) const;
   absl::Status Greet(const MasterPointer& master);
   absl::Status Configure(const MasterPointer& master, const control::Configure& configuration);
+  absl::StatusOr<std::string> OwnSum(const Checkpoint& checkpoint);
   absl::Status Load(const MasterPointer& master);
+  absl::Status LoadForGuest(const control::Configure& wanted);
+  absl::StatusOr<LentStage> StageFor(const control::Configure& wanted, bool replace);
+  void DropStage();
   absl::Status Reserve(const MasterPointer& master, const PageCounts& kv_pages);
   absl::Status LoadAdapter(const MasterPointer& master, control::Adapter&& adapter);
   absl::StatusOr<std::shared_ptr<const Checkpoint>> OpenCheckpoint(const MasterPointer& master);
@@ -90,6 +102,7 @@ class Worker::State {
   std::string configured_;  // what stage_ is, serialized; empty: nothing is loaded
   control::Configure configuration_;
   std::unique_ptr<WorkerStage> stage_;
+  bool for_guest_ = false;  // it was loaded for the guest, not for a master
   std::string fingerprint_;
 
   Mutex mutex_;
@@ -102,6 +115,7 @@ class Worker::State {
 
   std::unique_ptr<TaskThread> tasks_ = std::make_unique<TaskThread>();
   WorkerEpoch epoch_{{options_.pipeline, options_.ranks.gpus.link}, options_.credentials, *tasks_};
+  std::unique_ptr<StageGuest> guest_ = options_.guest ? options_.guest(*this) : nullptr;
   std::unique_ptr<PulseThread> pulse_;
   std::unique_ptr<ControlServer> server_;
 };
@@ -114,14 +128,16 @@ Worker::State::~State() {
   server_.reset();  // ends the attachment
   pulse_.reset();
   tasks_.reset();
-  epoch_.SetRanks(nullptr);
-  stage_.reset();  // its threads call epoch_
+  DropStage();  // its threads call epoch_ and the guest
 }
 
 absl::Status Worker::State::Listen() {
   ControlServer::Acceptors acceptors;
   acceptors.attach = [this](auto stream) { return Accept(std::move(stream)); };
   acceptors.follow = [this](auto stream) { return epoch_.AcceptFollow(std::move(stream)); };
+  if (guest_) {
+    acceptors.train = [this](auto stream) { return guest_->Accept(std::move(stream)); };
+  }
   pulse_ = std::make_unique<PulseThread>([this] { return Beat(); });
   TREADLE_ASSIGN_OR_RETURN(
       server_, ControlServer::Start(options_.listen, std::move(acceptors), options_.credentials));
@@ -302,9 +318,9 @@ absl::Status Worker::State::Greet(const MasterPointer& master) {
     if (checkpoint.ok() && !master->files.empty() && FilesHere(**checkpoint) == master->files) {
       hello.set_fingerprint(master->fingerprint);
     } else {
-      const auto sum = checkpoint.ok() ? Fingerprint(**checkpoint) : checkpoint.status();
+      const auto sum = checkpoint.ok() ? OwnSum(**checkpoint) : checkpoint.status();
       if (!sum.ok()) hello.set_problem(std::string(sum.status().message()));
-      if (sum.ok()) hello.set_fingerprint(fingerprint_ = *sum);
+      if (sum.ok()) hello.set_fingerprint(*sum);
     }
   }
   hello.set_held_bytes(stage_ == nullptr ? 0 : stage_->weight_bytes());
@@ -339,9 +355,21 @@ absl::Status Worker::State::Configure(const MasterPointer& master,
   return absl::OkStatus();
 }
 
-absl::Status Worker::State::Load(const MasterPointer& master) {
+absl::StatusOr<std::string> Worker::State::OwnSum(const Checkpoint& checkpoint) {
+  if (!fingerprint_.empty()) return fingerprint_;
+  TREADLE_ASSIGN_OR_RETURN(fingerprint_, Fingerprint(checkpoint));
+  return fingerprint_;
+}
+
+void Worker::State::DropStage() {
+  if (guest_) guest_->OnStageGone();
   epoch_.SetRanks(nullptr);
   stage_.reset();
+}
+
+absl::Status Worker::State::Load(const MasterPointer& master) {
+  DropStage();
+  for_guest_ = false;
   Log(Str("loading layers ", configuration_.first_layer(), " to ", configuration_.end_layer()));
   TREADLE_ASSIGN_OR_RETURN(const std::shared_ptr<const Checkpoint> checkpoint,
                            OpenCheckpoint(master));
@@ -390,7 +418,7 @@ absl::Status Worker::State::Reserve(const MasterPointer& master, const PageCount
             stage_->Reserve(kv_pages, options_.memory, configured_, epoch_.Events());
         !status.ok()) {
       configured_.clear();
-      stage_.reset();
+      DropStage();
       return status;
     }
   }
@@ -419,6 +447,59 @@ absl::Status Worker::State::LoadAdapter(const MasterPointer& master, control::Ad
   return absl::OkStatus();
 }
 
+// -- the guest ------------------------------------------------------------------------------------
+
+void Worker::State::Lend(control::Configure&& wanted, bool replace,
+                         std::function<void(absl::StatusOr<LentStage>)> then) {
+  tasks_->Post([this, wanted = std::move(wanted), replace, then = std::move(then)] {
+    then(StageFor(wanted, replace));
+  });
+}
+
+absl::StatusOr<LentStage> Worker::State::StageFor(const control::Configure& wanted, bool replace) {
+  bool attached = false;
+  {
+    MutexLock lock(mutex_);
+    attached = master_ != nullptr;
+  }
+  const bool none = stage_ == nullptr || stage_->ranks() == nullptr;
+  if (none && attached) return absl::UnavailableError("the worker is loading its master's stage");
+  const bool lacks = wanted.first_layer() < configuration_.first_layer() ||
+                     wanted.end_layer() > configuration_.end_layer() ||
+                     wanted.weights() != configuration_.weights();
+  if (none || (for_guest_ && replace && lacks && !attached && wanted.end_layer() > 0)) {
+    TREADLE_RETURN_IF_ERROR(LoadForGuest(wanted));
+  } else if (configuration_.fingerprint() != wanted.fingerprint()) {
+    return OtherModel("its stage is", configuration_.fingerprint(), wanted.fingerprint());
+  }
+  return LentStage{configuration_, stage_ == nullptr ? nullptr : stage_->ranks(), for_guest_,
+                   options_.ranks};
+}
+
+// Checks alone, where no layers are wanted.
+absl::Status Worker::State::LoadForGuest(const control::Configure& wanted) {
+  if (options_.model_path.empty()) {
+    return absl::FailedPreconditionError(
+        "the worker has no model of its own, and no master: start it with --model");
+  }
+  TREADLE_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::Open(options_.model_path));
+  TREADLE_ASSIGN_OR_RETURN(const std::string sum, OwnSum(*checkpoint));
+  if (sum != wanted.fingerprint()) {
+    return OtherModel(Str("its model ", options_.model_path, " is"), sum, wanted.fingerprint());
+  }
+  if (wanted.end_layer() == 0) return absl::OkStatus();
+  DropStage();
+  configured_.clear();
+  configuration_ = wanted;
+  Log(Str("loading layers ", wanted.first_layer(), " to ", wanted.end_layer(), ", to train"));
+  TREADLE_ASSIGN_OR_RETURN(stage_,
+                           WorkerStage::Load(configuration_, *checkpoint, options_.ranks, {}));
+  for_guest_ = true;
+  const absl::Status reserved = stage_->Reserve({1, 1}, -1, "", epoch_.Events());
+  if (!reserved.ok()) DropStage();
+  return reserved;
+}
+
 // -- the pulse ------------------------------------------------------------------------------------
 
 SteadyClock::time_point Worker::State::Beat() {
@@ -427,6 +508,7 @@ SteadyClock::time_point Worker::State::Beat() {
   bool silent = false;
   milliseconds most{0};
   const bool stands = epoch_.Stands();
+  if (guest_) guest_->OnPulse();
   {
     MutexLock lock(mutex_);
     if (probed_ != nullptr) probed_->SetReady(stands);

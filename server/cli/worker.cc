@@ -21,6 +21,7 @@
 #include "server/cli/daemon.h"
 #include "server/cli/rank_devices.h"
 #include "server/cli/workers/worker_supervisor.h"
+#include "training/remote/training_guest.h"
 
 namespace treadle {
 namespace {
@@ -86,6 +87,9 @@ absl::Status Work(WorkerFlags flags, Log& log) {
   TREADLE_ASSIGN_OR_RETURN(const std::string masters,
                            CheckTrust(options.listen, options.credentials));
   if (!StaysOnMachine(options.listen)) options.log("takes masters " + masters);
+  options.guest = [say = options.log](StageLender& lender) {
+    return CreateTrainingGuest(lender, say);
+  };
   options.leave = [&signals] { signals.Interrupt(); };
   TREADLE_ASSIGN_OR_RETURN(std::unique_ptr<Worker> worker, Worker::Start(std::move(options)));
   log.Write({.name = "listening",
@@ -115,7 +119,10 @@ absl::Status Work(WorkerFlags flags, Log& log) {
 int RunWorker(int argc, char** argv) {
   WorkerFlags flags;
   WorkerOptions& options = flags.options;
-  CLI::App app("Holds one stage of a model and runs it for `treadle serve --workers`.");
+  CLI::App app(
+      "Holds one stage of a model and runs it for `treadle serve --workers`, and, whenever no "
+      "request "
+      "waits, for `treadle finetune --workers`.");
   app.footer(kExitCodes);
   app.add_option("--listen", options.listen,
                  "control address: host:port (port 0 takes a free one) or unix:path; beyond this "

@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -12,10 +13,13 @@
 #include "base/sha256.h"
 #include "base/status.h"
 #include "models/checkpoints/fingerprint.h"
+#include "net/address.h"
 #include "server/cli/command.h"
+#include "server/cli/daemon.h"
 #include "server/cli/help/terminal.h"
 #include "server/cli/models/teacher_forcing_flags.h"
 #include "server/cli/progress.h"
+#include "training/remote/remote_layers.h"
 #include "training/trainer.h"
 
 namespace treadle {
@@ -34,7 +38,9 @@ Examples:
   treadle finetune --model model.gguf --data haiku.jsonl --output haiku --epochs 3
   treadle finetune --model model.gguf --data haiku.jsonl --output haiku --soft-prompt 20 \
     --soft-prompt-text "Answer in a haiku." --learning-rate 3e-2
-  treadle finetune --model Llama-3.2-1B --weights nf4 --data chats.jsonl --output adapter --resume)";
+  treadle finetune --model Llama-3.2-1B --weights nf4 --data chats.jsonl --output adapter --resume
+  treadle finetune --model model.gguf --data haiku.jsonl --output haiku --workers 10.0.0.2:7001,10.0.0.3:7001 \
+    --control-secret-file secret)";
 
 constexpr char kCheckpointFile[] = "/checkpoint.safetensors";
 
@@ -53,6 +59,10 @@ struct FinetuneFlags {
   bool resume = false;
   ExampleOptions examples;
   TrainingOptions training;
+  RemoteLayersOptions remote;
+  int64_t worker_wait = 60;  // seconds
+  std::string control_tls;
+  std::string control_secret_file;
 };
 
 // Shows one step: drawn again in one line of a terminal, else a line of its own.
@@ -133,6 +143,32 @@ absl::Status ReadSoftPrompt(const FinetuneFlags& flags, const Checkpoint& checkp
   return InvalidArgument("--soft-prompt-text has no tokens, expected some");
 }
 
+// Has the layers run on --workers.
+absl::Status UseWorkers(const FinetuneFlags& flags, const Checkpoint& checkpoint,
+                        const std::string& fingerprint, TrainingOptions& training) {
+  RemoteLayersOptions remote = flags.remote;
+  for (const std::string& worker : remote.workers) {
+    if (!worker.starts_with("unix:")) TREADLE_RETURN_IF_ERROR(ParseAddress(worker).status());
+    if (std::ranges::count(remote.workers, worker) > 1) {
+      return InvalidArgument("--workers has ", worker, " twice");
+    }
+  }
+  TREADLE_ASSIGN_OR_RETURN(
+      remote.credentials,
+      OpenControlCredentials(flags.control_tls, flags.control_secret_file, [](const LogEvent&) {}));
+  remote.fingerprint = fingerprint;
+  remote.weights = training.weights.text();
+  remote.layers = checkpoint.config().layers;
+  remote.hidden = checkpoint.config().hidden;
+  remote.lora = training.lora;
+  remote.max_sequences = training.batch_size;
+  remote.max_length = training.max_length + training.soft_prompt.virtual_tokens;
+  remote.patience = std::chrono::seconds(flags.worker_wait);
+  remote.log = [](const std::string& line) { std::fprintf(stderr, "%s\n", line.c_str()); };
+  training.connect = [remote](TrainedAdapter& adapter) { return ConnectLayers(remote, adapter); };
+  return absl::OkStatus();
+}
+
 absl::Status Finetune(FinetuneFlags& flags) {
   TREADLE_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::Open(flags.model));
   TrainingOptions& training = flags.training;
@@ -152,6 +188,9 @@ absl::Status Finetune(FinetuneFlags& flags) {
   TREADLE_ASSIGN_OR_RETURN(const std::string data, FileSha256(flags.data));
   training.checkpoint_key =
       Str(model, " ", flags.weights, " ", data, " ", flags.examples.train_on_prompt);
+  if (!flags.remote.workers.empty()) {
+    TREADLE_RETURN_IF_ERROR(UseWorkers(flags, *checkpoint, model, training));
+  }
   const size_t count = read.examples.size();
   training.loading = ShowProgress("loading", checkpoint->file_bytes());
   TREADLE_ASSIGN_OR_RETURN(
@@ -215,14 +254,30 @@ void AddOptimizerFlags(CLI::App& app, FinetuneFlags& flags) {
       ->check(CLI::Range(0.0, 1e6));
 }
 
+void AddWorkerFlags(CLI::App& app, FinetuneFlags& flags) {
+  auto* const workers =
+      app.add_option("--workers", flags.remote.workers,
+                     "addresses of workers (treadle worker) that run the layers, with commas, in "
+                     "the order of the layers; embedding, head, adapter and optimizer stay here")
+          ->delimiter(',');
+  app.add_option("--worker-wait", flags.worker_wait,
+                 "seconds for a worker to be there, or back after it was lost")
+      ->check(CLI::Range(1, 1 << 20))
+      ->needs(workers);
+  AddControlFlags(app, flags.control_tls, flags.control_secret_file);
+  for (const char* name : {"--control-tls", "--control-secret-file"}) {
+    app.get_option(name)->needs(workers);
+  }
+}
+
 }  // namespace
 
 int RunFinetune(int argc, char** argv) {
   FinetuneFlags flags;
   TrainingOptions& training = flags.training;
   CLI::App app(
-      "Trains a LoRA adapter or a soft prompt over a frozen model, on the CPU, and writes it for "
-      "PEFT.");
+      "Trains a LoRA adapter or a soft prompt over a frozen model, on the CPU, here or through "
+      "workers, and writes it for PEFT.");
   app.footer(kExamples);
   app.add_option("--model", flags.model, ".gguf file or Hugging Face folder")->required();
   app.add_option("--data", flags.data, "examples: a file of JSON lines")->required();
@@ -248,6 +303,7 @@ int RunFinetune(int argc, char** argv) {
                  "steps between checkpoints; 0: none but after a signal")
       ->check(CLI::Range(0, 1 << 30));
   app.add_flag("--resume", flags.resume, "go on from the checkpoint in --output");
+  AddWorkerFlags(app, flags);
   if (auto code = ParseFlags(app, "finetune", argc, argv)) return *code;
   return Finish("finetune", Finetune(flags));
 }

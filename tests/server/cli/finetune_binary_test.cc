@@ -64,6 +64,31 @@ TEST(FinetuneBinary, TrainsASoftPrompt) {
                         "--soft-prompt"));
 }
 
+// Workers that a server has, with a secret: the same adapter as without them.
+TEST(FinetuneBinary, TrainsThroughTheWorkersOfAServer) {
+  OwnFolder().Write("data.jsonl", std::string(kLine) + kLine);
+  RunToEnd(Finetune("here", "--steps 5"));
+  const std::string model = Finetune("")[3];
+  const std::string secret =
+      Str(" --control-secret-file ", OwnFolder().Write("secret", "sixteen characters\n"));
+  const WorkerBinary first(Str("--model ", model, secret)), second(Str("--model ", model, secret));
+  const std::string workers = Str("--workers ", first.address(), ",", second.address());
+  const ServedBinary server(Str("--model ", model, " ", workers, secret, " --max-batch-size 2 ",
+                                ServedBinary::kGrpcOnly));
+  ASSERT_SERVES(server);
+  RunToEnd(Finetune("through", Str("--steps 5 ", workers, secret)));
+  const std::string file = "/adapter_model.safetensors";
+  EXPECT_NE(OwnFolder().Read("here" + file), "");
+  EXPECT_EQ(OwnFolder().Read("through" + file), OwnFolder().Read("here" + file));
+  const std::string prompt = "--steps 3 --max-length 64 --learning-rate 0.1 ";
+  RunToEnd(Finetune("prompt", prompt, "--soft-prompt 4 "));
+  RunToEnd(Finetune("prompt-through", Str(prompt, workers, secret), "--soft-prompt 4 "));
+  EXPECT_NE(OwnFolder().Read("prompt" + file), "");
+  EXPECT_EQ(OwnFolder().Read("prompt-through" + file), OwnFolder().Read("prompt" + file));
+  EXPECT_THAT(RunToEnd(Finetune("wrong", workers), 1),
+              HasSubstr(Str("worker ", first.address(), ": the worker wants proof")));
+}
+
 TEST(FinetuneBinary, NamesWhatIsWrong) {
   OwnFolder().Write("data.jsonl", std::string(kLine) + "{\"text\": 1}\n");
   EXPECT_THAT(RunToEnd(Finetune("wrong"), 2),
@@ -74,6 +99,8 @@ TEST(FinetuneBinary, NamesWhatIsWrong) {
   EXPECT_THAT(RunToEnd(Finetune("wrong", "--max-length 4096"), 2),
               HasSubstr("--max-length is 4096, expected at most 512, the model's context"));
   EXPECT_THAT(RunToEnd(Finetune("wrong", "--resume"), 2), HasSubstr("checkpoint.safetensors"));
+  EXPECT_THAT(RunToEnd(Finetune("wrong", "--workers here"), 2), HasSubstr("'here'"));
+  EXPECT_THAT(RunToEnd(Finetune("wrong", "--worker-wait 1"), 2), HasSubstr("requires --workers"));
 }
 
 }  // namespace

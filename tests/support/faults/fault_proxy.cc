@@ -163,6 +163,11 @@ class Proxy final : public FaultProxy {
       return joint->Begin(std::move(client),
                           [&](auto events) { return OpenFollow(worker, std::move(events)); });
     };
+    acceptors.train = [this, worker](auto client) {
+      auto joint = std::make_shared<Joint<control::TrainRequest, control::TrainAnswer>>(faults_);
+      return joint->Begin(std::move(client),
+                          [&](auto events) { return OpenTrain(worker, std::move(events)); });
+    };
     auto server = ControlServer::Start("127.0.0.1:0", std::move(acceptors));
     if (!server.ok()) return server.status();
     server_ = *std::move(server);

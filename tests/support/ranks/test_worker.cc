@@ -8,6 +8,7 @@
 #include <cstdio>
 
 #include "engine/remote/worker.h"
+#include "training/remote/training_guest.h"
 
 int main(int argc, char** argv) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -15,6 +16,9 @@ int main(int argc, char** argv) {
   if (argc > 1) options.listen = argv[1];
   if (argc > 2) options.model_path = argv[2];
   options.ranks.threads = 1;
+  options.guest = [](treadle::StageLender& lender) {
+    return treadle::CreateTrainingGuest(lender, {});
+  };
   const auto worker = treadle::Worker::Start(std::move(options));
   if (!worker.ok()) {
     std::printf("%s\n", worker.status().ToString().c_str());
