@@ -8,7 +8,7 @@
 #include <numeric>
 
 #include "kernels/reference/reference_backend.h"
-#include "tests/kernels/op_oracles.h"
+#include "tests/support/oracles.h"
 
 namespace treadle {
 namespace {
@@ -31,7 +31,7 @@ constexpr double kOneRounding = 0x1p-23;  // the oracle's values are rounded to 
 
 class ReferenceFeatures : public testing::Test {
  protected:
-  ReferenceFeatures() : oracle_(ReadOpOracles()["features"]) {}
+  ReferenceFeatures() : oracle_(ReadOracles("op_oracles.json")["features"]) {}
   Vector Get(const char* name) { return Floats(oracle_[name]); }
   void Expect(const Vector& found, const char* name) {
     ExpectNear(found, Get(name), kOneRounding, 1e-9);
@@ -246,7 +246,7 @@ TEST_F(ReferenceRowInt8, NanSpoilsItsOwnRowOnly) {
 class ReferenceAttention : public testing::TestWithParam<int64_t> {};
 
 TEST_P(ReferenceAttention, MatchesRotaryAndCausalAttention) {
-  const auto oracle = ReadOpOracles()["attention"];
+  const auto oracle = ReadOracles("op_oracles.json")["attention"];
   const int64_t heads = oracle["heads"], kv_heads = oracle["kv_heads"], dim = oracle["head_dim"];
   const int64_t rows = oracle["rows"];
   Vector q = Floats(oracle["q"]);

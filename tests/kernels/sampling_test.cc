@@ -10,7 +10,7 @@
 #include <numeric>
 
 #include "kernels/reference/reference_backend.h"
-#include "tests/kernels/op_oracles.h"
+#include "tests/support/oracles.h"
 
 namespace treadle {
 namespace {
@@ -62,7 +62,7 @@ int32_t Token(std::span<const float> logits, const SamplingParameters& parameter
 }
 
 TEST(Sampling, DistributionMatchesTransformers) {
-  const auto oracle = ReadOpOracles()["sampling"];
+  const auto oracle = ReadOracles("op_oracles.json")["sampling"];
   const std::vector<float> logits = Floats(oracle["logits"]);
   for (const auto& c : oracle["cases"]) {
     SamplingParameters parameters;
@@ -171,7 +171,7 @@ TEST(Sampling, BrokenLogitsStillGiveAToken) {
 }
 
 TEST(Sampling, LogprobsAreOfTheRawLogits) {
-  const auto oracle = ReadOpOracles()["sampling"];
+  const auto oracle = ReadOracles("op_oracles.json")["sampling"];
   const std::vector<float> logits = Floats(oracle["logits"]);
   const std::vector<float> expected = Floats(oracle["logprobs"]);
   SamplingParameters parameters;

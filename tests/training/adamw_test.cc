@@ -7,14 +7,14 @@
 
 #include <cmath>
 
+#include "tests/support/oracles.h"
 #include "tests/support/test_folder.h"
-#include "tests/training/oracles.h"
 
 namespace treadle {
 namespace {
 
 TEST(AdamW, IsPytorchs) {
-  const auto oracle = ReadTrainingOracles()["adamw"];
+  const auto oracle = ReadOracles("training_oracles.json")["adamw"];
   const AdamWOptions options = {
       .learning_rate = 0.01, .weight_decay = 0.1, .max_gradient_norm = 1, .warmup = 3, .steps = 10};
   ThreadPool pool(2);
@@ -42,7 +42,7 @@ float Wave(size_t i, double phase) {
 // A moment whose last bit is another may be rounded to the next code: a fifth of a percent may. Its
 // number's steps then differ by what the map leaves out, 1.4 % of a step of 0.01 at most.
 TEST(AdamW, OfEightBitsIsThatOfBitsandbytes) {
-  const auto oracle = ReadTrainingOracles()["adamw8bit"];
+  const auto oracle = ReadOracles("training_oracles.json")["adamw8bit"];
   const auto sizes = oracle["sizes"].get<std::vector<size_t>>();
   const AdamWOptions options = {.eight_bit = true,
                                 .learning_rate = 0.01,

@@ -15,7 +15,7 @@
 #include "kernels/formats/weight_format.h"
 #include "kernels/reference/reference_backend.h"
 #include "tests/support/identifier.h"
-#include "tests/training/oracles.h"
+#include "tests/support/oracles.h"
 #include "training/ops/cpu_gradients.h"
 #include "training/ops/reference_gradients.h"
 #include "training/tape.h"
@@ -89,7 +89,7 @@ class GradientTest : public testing::TestWithParam<Device> {
     return *std::move(packed);
   }
 
-  const Json oracles_ = ReadTrainingOracles();
+  const Json oracles_ = ReadOracles("training_oracles.json");
   std::unique_ptr<Tape> tape_;
 };
 

@@ -20,9 +20,9 @@
 #include "models/adapters/adapter_file.h"
 #include "models/checkpoints/huggingface/safetensors.h"
 #include "tests/support/identifier.h"
+#include "tests/support/oracles.h"
 #include "tests/support/test_folder.h"
 #include "tests/support/tiny_model.h"
-#include "tests/training/oracles.h"
 
 namespace treadle {
 namespace {
@@ -82,7 +82,8 @@ std::vector<float> ValuesAfter(Trainer& trainer, int64_t steps) {
 
 class LossTest : public testing::TestWithParam<Json> {};
 INSTANTIATE_TEST_SUITE_P(
-    Models, LossTest, testing::ValuesIn(ReadTrainingOracles()["training"].get<std::vector<Json>>()),
+    Models, LossTest,
+    testing::ValuesIn(ReadOracles("training_oracles.json")["training"].get<std::vector<Json>>()),
     [](const auto& info) { return Identifier(info.param["model"].template get<std::string>()); });
 
 TEST_P(LossTest, IsPytorchs) {
@@ -118,10 +119,12 @@ TrainingOptions SoftPromptRun(int64_t steps) {
 }
 
 class SoftPromptTest : public testing::TestWithParam<Json> {};
-INSTANTIATE_TEST_SUITE_P(
-    Models, SoftPromptTest,
-    testing::ValuesIn(ReadTrainingOracles()["soft_prompts"].get<std::vector<Json>>()),
-    [](const auto& info) { return Identifier(info.param["model"].template get<std::string>()); });
+INSTANTIATE_TEST_SUITE_P(Models, SoftPromptTest,
+                         testing::ValuesIn(ReadOracles("training_oracles.json")["soft_prompts"]
+                                               .get<std::vector<Json>>()),
+                         [](const auto& info) {
+                           return Identifier(info.param["model"].template get<std::string>());
+                         });
 
 // The gradient is within 1e-5 of float64's, by the largest of its numbers.
 TEST_P(SoftPromptTest, HasPeftsGradientAndLosses) {

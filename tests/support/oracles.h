@@ -1,14 +1,15 @@
-// Reads tests/testdata/op_oracles.json (tests/oracles/make_op_oracles.py).
+// Reads a file of tests/testdata that a script of tests/oracles made.
 #pragma once
 
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <string>
 #include <vector>
 
 namespace treadle {
 
-inline nlohmann::json ReadOpOracles() {
-  std::ifstream file(TREADLE_TESTDATA "/op_oracles.json");
+inline nlohmann::json ReadOracles(const std::string& name) {
+  std::ifstream file(std::string(TREADLE_TESTDATA "/") + name);
   return nlohmann::json::parse(file);
 }
 
