@@ -62,6 +62,7 @@ TEST(DraftModel, RunsTheTextAlone) {
   RequestSpec spec = Drafted(9, 20, 5);
   spec.virtual_tokens = 4;
   const std::vector<int32_t> text(spec.text().begin(), spec.text().end());
+  harness.draft_engine->TakePlans();  // which measure it
   PlansOf(harness, std::move(spec));
   size_t starts = 0;
   for (const IterationPlan& plan : harness.draft_engine->TakePlans()) {

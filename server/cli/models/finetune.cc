@@ -198,7 +198,7 @@ absl::Status Finetune(FinetuneFlags& flags) {
       Trainer::Create(*checkpoint, std::move(read.examples), training, flags.output));
   const std::string file = flags.output + kCheckpointFile;
   if (flags.resume) TREADLE_RETURN_IF_ERROR(trainer->Resume(file));
-  std::fprintf(stderr, "%s; %s\n%zu examples (%d cut at --max-length), %d steps, %.2f million ",
+  std::fprintf(stderr, "%s; %s\n%zu examples (%d cut at --max-length), %d steps, %.3g million ",
                checkpoint->model_name().c_str(), trainer->description().c_str(), count,
                static_cast<int>(read.cut), static_cast<int>(optimizer.steps),
                static_cast<double>(trainer->adapter().values().size()) / 1e6);

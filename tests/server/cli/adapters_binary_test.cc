@@ -193,7 +193,7 @@ TEST(AdaptersBinary, ASoftPromptIsNoText) {
     EXPECT_EQ(choice["token_ids"], oracle["penalty 1.0"]);
     EXPECT_EQ(choice["token_ids"], answer.body["choices"][1]["token_ids"]);
   }
-  body["repetition_penalty"] = 1.3;  // of the text, as PEFT's generate() has it
+  body["repetition_penalty"] = 1.3;  // of the text alone
   EXPECT_EQ(ask().body["choices"][0]["token_ids"], oracle["penalty 1.3"]);
   body.erase("repetition_penalty");
   // Cached tokens are told of the text alone: 48 of 51 positions here.
