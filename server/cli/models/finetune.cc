@@ -139,8 +139,12 @@ absl::Status ReadSoftPrompt(const FinetuneFlags& flags, const Checkpoint& checkp
   }
   TREADLE_ASSIGN_OR_RETURN(const auto tokenizer, Tokenizer::Create(*checkpoint.tokenizer()));
   TREADLE_ASSIGN_OR_RETURN(options.begin, tokenizer->Encode(flags.soft_prompt_text, {}));
-  if (!options.begin.empty()) return absl::OkStatus();
-  return InvalidArgument("--soft-prompt-text has no tokens, expected some");
+  const int64_t vocab = checkpoint.config().vocab;  // a tokenizer may know more
+  const auto has_row = [&](int32_t id) { return id >= 0 && id < vocab; };
+  if (!options.begin.empty() && std::ranges::all_of(options.begin, has_row)) {
+    return absl::OkStatus();
+  }
+  return InvalidArgument("--soft-prompt-text: expected one or more tokens of the model's ", vocab);
 }
 
 // Has the layers run on --workers.
