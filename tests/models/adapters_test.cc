@@ -219,7 +219,7 @@ TEST_F(AdapterFiles, SoftPromptsSayWhatTheyAre) {
   const auto adapter = Open();
   ASSERT_TRUE(adapter.ok()) << adapter.status();
   EXPECT_EQ((*adapter)->virtual_tokens(), 11);
-  EXPECT_EQ((*adapter)->memory(), 11u * 30 * sizeof(float));
+  EXPECT_EQ((*adapter)->memory(DType::kF16), 11u * 30 * sizeof(float));
   EXPECT_TRUE((*adapter)->factors().empty());
   EXPECT_THAT(Refusal("num_virtual_tokens", 10),
               HasSubstr("the soft prompt is [11, 30], expected [10, 30]"));
