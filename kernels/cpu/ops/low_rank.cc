@@ -202,7 +202,7 @@ class PieceGroups {
  public:
   PieceGroups(std::span<const LowRankPiece> pieces, int threads) : pieces_(pieces) {
     const size_t each = std::clamp<size_t>(pieces.size() / (size_t{8} * threads), 1, 4);
-    size_ = (pieces.size() + each * threads - 1) / (each * threads);
+    size_ = std::max<size_t>(1, (pieces.size() + each * threads - 1) / (each * threads));
   }
   int64_t count() const { return static_cast<int64_t>((pieces_.size() + size_ - 1) / size_); }
   template <typename Body>
