@@ -157,7 +157,7 @@ TEST(TrainingRefusals, StrangersGetNoFurther) {
   EXPECT_THAT(refusal({hello([](auto& h) { h.set_end_layer(5); })}),
               HasSubstr("layers 0 to 5 of 4"));
   EXPECT_THAT(refusal({hello([](auto& h) { h.set_first_layer(4); })}), HasSubstr("layers 4 to 4"));
-  EXPECT_THAT(refusal({hello([](auto& h) { h.set_rank(0); })}), HasSubstr("a rank of 0"));
+  EXPECT_THAT(refusal({hello([](auto& h) { h.set_rank(-1); })}), HasSubstr("a rank of -1"));
   EXPECT_THAT(refusal({hello([](auto& h) { h.set_rank(1 << 20); })}), HasSubstr("a rank of"));
   EXPECT_THAT(refusal({hello([](auto& h) { h.set_alpha(-1); })}), HasSubstr("an alpha of -1"));
   EXPECT_THAT(refusal({hello([](auto& h) { h.set_max_sequences(5000); })}),
