@@ -42,9 +42,9 @@ class FrozenLayers {
   // The most that batches have.
   struct Room {
     int64_t tokens = 0, pages = 0;  // pages: of the K/V cache of a layer
-    // Of so many sequences of at most max_length tokens each, together.
+    // Room for so many sequences of at most max_length tokens each, together.
     static Room For(int64_t sequences, int64_t max_length);
-    // Of Pass::SliceFrom.
+    // Room for what Pass::SliceFrom gives.
     static Room ForSlices(int64_t max_length);
   };
 

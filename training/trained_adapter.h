@@ -77,8 +77,8 @@ class TrainedAdapter {
   void AddGradient(Tensor rows, std::span<const int32_t> lengths);
 
   const std::vector<Module>& modules() const { return modules_; }
-  // The numbers of all updates, one after the other: A [rank, k], then B transposed [rank, n]. Of a
-  // soft prompt: [virtual_tokens, hidden], as PEFT has them.
+  // The numbers of all updates, one after the other: A [rank, k], then B transposed [rank, n]; or a
+  // soft prompt's, [virtual_tokens, hidden], as PEFT has them.
   std::span<float> values() { return values_; }
   std::span<float> gradients() { return gradients_; }
   // Sizes of the tensors that values are made of: the factors, or the prompt.

@@ -1,5 +1,5 @@
-// What a stage's training has beside the stage itself: a backend, a tape, and activations for the
-// longest slice that its clients asked for.
+// Training's own part of a stage: a backend, a tape, and activations for the longest slice that its
+// clients asked for.
 //
 // Thread safety: confined to the thread of the stage's rank.
 #pragma once

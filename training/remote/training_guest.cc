@@ -32,7 +32,7 @@ class Session {
 
   const std::shared_ptr<Stream<TrainAnswer>> stream;
 
-  // What a client that was let in trains.
+  // The part of the model that a client trains, once it was let in.
   struct Place {
     LayerRange layers;
     LoraOptions lora;
@@ -259,7 +259,7 @@ class TrainingGuest final : public StageGuest {
   StageRanks* ranks_ ABSL_GUARDED_BY(mutex_) = nullptr;  // of the stage that clients train on
   std::shared_ptr<StageTrainer> trainer_ ABSL_GUARDED_BY(mutex_);  // of ranks_
   std::set<SessionPointer> greeted_ ABSL_GUARDED_BY(mutex_);       // clients that said hello
-  // Of them, those that want layers: whether they have them, and may call.
+  // Clients that want layers, and whether they have them and may call.
   std::map<SessionPointer, bool> members_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -8,7 +8,7 @@
 // turns. That thread is also what makes it safe: a slice and an iteration never run at once. Slices
 // have a backend of their own, with its threads and scratch, and activations of their own
 // (Decoder::Borrow); with the stage they share packed weights and tables, which nobody writes to.
-// What one client's call computes depends on that call and its step alone.
+// A client's call computes the same whatever other clients do.
 //
 // The stage is a master's, or one that was loaded for clients where there is no master. It is a
 // master's to take away: StageRanks drops the slices that are left and waits for the one that runs,

@@ -20,8 +20,8 @@ struct LowRankDownArguments {
   const int32_t* rows;  // [count], of x
   int64_t count;
   int64_t k;
-  const void*
-      a;  // [k, 16]; null: x has these 16 elements of x A, fewer if k is, and chain 0 gets them
+  // [k, 16]; null: x has these 16 elements of x A, fewer if k is, and chain 0 gets them
+  const void* a;
   LowRankType type;
   int64_t chain;  // the first of kPieceChains
   float* h;       // [count, kLowRankChains, h_stride], from the panel's first column on

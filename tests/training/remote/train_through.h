@@ -21,7 +21,7 @@
 
 namespace treadle {
 
-// What a run gives, bit for bit.
+// A run's results, bit for bit.
 struct RunResult {
   std::vector<double> losses;
   std::vector<float> values;  // of the adapter
@@ -74,7 +74,7 @@ inline absl::StatusOr<RunResult> Train(const std::string& model, const TrainingO
   return result;
 }
 
-// What a client of these workers says of itself.
+// The options of a client of these workers.
 inline RemoteLayersOptions ClientOf(const std::string& model, const TrainingOptions& options,
                                     std::vector<std::string> workers) {
   const auto checkpoint = Checkpoint::Open(model);

@@ -1,4 +1,4 @@
-// What a worker that trains refuses, by name, and what no client can make it do.
+// Refusals of a worker that trains, by name, and that no client can make it do more.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
