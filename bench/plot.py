@@ -3,11 +3,13 @@
 
     plot.py figure9  OUT.png RESULT.json [RESULT.json ...]
     plot.py figure10 OUT.png RESULTS.jsonl [RESULTS.jsonl ...]
+    plot.py simulated OUT.png FIGURE.jsonl [FIGURE.jsonl ...]
 
 figure9:  JSON of `treadle bench iteration --json`; execution time of a batch against its size, one bar group per
           prompt length (section 6.1).
 figure10: JSON lines of `treadle bench serve --json`; median normalized latency against throughput, one curve per
           label (policy, max_batch_size, or a peer) (section 6.2).
+simulated: JSON lines of `treadle simulate --figure NAME --json`, a panel a figure: both systems as the paper draws them.
 """
 import collections
 import json
@@ -76,8 +78,38 @@ def figure10(out, files):
     figure.savefig(out, dpi=130)
 
 
+def simulated(out, files):
+    panels = collections.defaultdict(lambda: collections.defaultdict(list))
+    for name in files:
+        for line in open(name):
+            point = json.loads(line)
+            panels[point["figure"]][point["label"]].append(point)
+    columns = min(2, len(panels))
+    figure, axes = plt.subplots(-(-len(panels) // columns), columns, figsize=(6.5 * columns, 4 * -(-len(panels) // columns)), squeeze=False)
+    for axis in list(axes.flat)[len(panels):]:
+        axis.remove()
+    for axis, (title, curves) in zip(axes.flat, panels.items()):
+        if title.startswith("Figure 9"):
+            sizes = sorted({point["x"] for points in curves.values() for point in points})
+            for i, (label, points) in enumerate(curves.items()):
+                at = [sizes.index(point["x"]) + (i - (len(curves) - 1) / 2) * 0.2 for point in points]
+                axis.bar(at, [point["latency_ms"] for point in points], 0.2, label=label)
+            axis.set(xticks=range(len(sizes)), xticklabels=[f"{size:g}" for size in sizes], xlabel="batch size",
+                     ylabel="execution time, ms (none: out of memory)", title=title)
+        else:
+            for label, points in curves.items():
+                axis.plot([point["request_throughput"] for point in points], [point["latency_ms"] for point in points],
+                          "o-" if label.startswith("orca") else "^:", markersize=4, label=label)
+            what = "median latency, ms" if title.startswith("Figure 11") else "median normalized latency, ms/token"
+            axis.set(xlabel="throughput, requests/s", ylabel=what, xscale="log", yscale="log", title=title)
+        axis.legend(fontsize=7, ncols=2)
+        axis.grid(alpha=0.3, which="both")
+    figure.tight_layout()
+    figure.savefig(out, dpi=110)
+
+
 if __name__ == "__main__":
-    commands = {"figure9": figure9, "figure10": figure10}
+    commands = {"figure9": figure9, "figure10": figure10, "simulated": simulated}
     if len(sys.argv) < 4 or sys.argv[1] not in commands:
         sys.exit(__doc__)
     commands[sys.argv[1]](sys.argv[2], sys.argv[3:])

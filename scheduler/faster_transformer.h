@@ -10,8 +10,8 @@
 // nothing lives count in the next one's plan.
 //
 // Later versions of FasterTransformer run whole prompts at once, padded to the longest one: that is
-// PaddedFasterTransformer. Engines here run the rows that somebody asked for; padding() says how
-// many the system would have run beside them.
+// PaddedFasterTransformer. padding() says how many rows the system would have run beside those that
+// somebody asked for.
 #pragma once
 
 #include <algorithm>

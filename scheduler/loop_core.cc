@@ -41,6 +41,7 @@ LoopCore::LoopCore(Engine& engine, KvSlotManager& kv, RequestPool& pool, Policy&
       heartbeat_(options.heartbeat),
       max_ttft_(options.max_ttft),
       recover_(options.recover),
+      compute_padding_(options.compute_padding),
       give_up_(options.give_up),
       began_(time.Now()),
       limits_(WithEngine(options.limits, engine)),
@@ -57,6 +58,7 @@ LoopCore::LoopCore(Engine& engine, KvSlotManager& kv, RequestPool& pool, Policy&
       speculation_(options.drafter, limits_, cost_, options.draft_model),
       masks_(engine, pool, [&pool] { pool.Wake(); }) {
   TREADLE_CHECK(limits_.max_batch_tokens > limits_.max_batch_size);
+  if (compute_padding_) planner_.ReservePadding(PaddingRows(limits_));
 }
 
 absl::Status LoopCore::Calibrate(Calibration how, const AutoBatch& choice) {
@@ -120,7 +122,7 @@ void LoopCore::Absorb(IterationResult& result) {
   PlanInFlight note = std::move(in_flight_.front());
   in_flight_.pop_front();
   if (in_flight_.empty()) idle_since_ = now_;
-  TREADLE_CHECK(result.steps.size() == note.steps.size());
+  TREADLE_CHECK(result.steps.size() >= note.steps.size());  // padding's is the last
 
   for (Request* request : note.requests) {
     if (--request->plans_in_flight == 0) NotePlansDone(*request);
@@ -477,8 +479,11 @@ void LoopCore::Submit(const Selection& selection, Clock::time_point selecting_si
   const int64_t begun_before = counted(begun), reserved_before = counted(reserved);
   speculation_.Choose(selection, /*model_may_run=*/in_flight_.empty() || limits_.stages > 1);
   IterationPlan plan = planner_.Build(selection, now_, note);
-  note.work = WorkOf(plan);
   note.padding = selection.empty() ? 0 : policy_.padding();
+  if (compute_padding_ && note.padding > 0) {
+    planner_.AddPadding(std::min(note.padding, limits_.max_batch_tokens - plan.num_tokens()), plan);
+  }
+  note.work = WorkOf(plan);
   const int64_t began = counted(begun) - begun_before;
   waiting_ -= began;
   running_ += began;

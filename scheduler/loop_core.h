@@ -57,6 +57,9 @@ class LoopCore {
     // would is refused when it comes (first_token.h). 0: nothing is foretold.
     Clock::duration max_ttft{0};
     bool recover = true;  // else requests that run end with an engine that fails
+    // Policy::padding is run, too, as far as max_batch_tokens has room. The cache has pages for it
+    // beside a request's.
+    bool compute_padding = false;
     // Set: an engine that fails is not restarted. Every request ends, those that wait too, no more
     // are accepted, and this is called once with the reason, on the loop's thread; must not block.
     std::function<void(const absl::Status&)> give_up = {};
@@ -125,7 +128,7 @@ class LoopCore {
   const TimeSource& time_;
   const std::chrono::milliseconds heartbeat_;
   const Clock::duration max_ttft_;
-  const bool recover_;
+  const bool recover_, compute_padding_;
   const std::function<void(const absl::Status&)> give_up_;
   const Clock::time_point began_;
 

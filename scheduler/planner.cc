@@ -100,6 +100,23 @@ IterationPlan Planner::Build(const Selection& selection, Clock::time_point now,
   return plan;
 }
 
+void Planner::ReservePadding(int64_t rows) {
+  auto pages = kv_.Admit(rows, rows, 1);
+  TREADLE_CHECK(pages.has_value());
+  padding_ = std::move(pages->front());
+}
+
+void Planner::AddPadding(int64_t rows, IterationPlan& plan) {
+  if (rows <= 0 || plan.stages != StageRange()) return;
+  SequenceStart start{.sequence = next_sequence_++, .pages = padding_};
+  start.prompt_length = static_cast<int32_t>(rows);
+  plan.steps.push_back({.sequence = start.sequence,
+                        .num_tokens = start.prompt_length,
+                        .tokens = std::vector<int32_t>(static_cast<size_t>(rows))});
+  releases_.push_back(start.sequence);
+  plan.starts.push_back(std::move(start));
+}
+
 // Keeps what the plan has computed of prompts, now that it is whole: none of its steps may read
 // what another one writes. The last row's page is not among it, which a request runs again that
 // restarts.

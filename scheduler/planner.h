@@ -59,6 +59,13 @@ class Planner {
   // caller's to fill in.
   IterationPlan Build(const Selection& selection, Clock::time_point now, PlanInFlight& note);
 
+  // Keeps pages for a sequence of so many rows, which AddPadding runs for nobody. REQUIRES: they
+  // are free.
+  void ReservePadding(int64_t rows);
+  // Such a sequence, which begins with the plan and ends with the next one. Its rows read each
+  // other and have no output. Nothing if there are none, or not all stages run the plan.
+  void AddPadding(int64_t rows, IterationPlan& plan);
+
   // The prefix cache's pages for a request that is to begin, with those that were read for it.
   KvSlotManager::Found Cached(const Request& request) const;
 
@@ -94,6 +101,7 @@ class Planner {
   KvSlotManager& kv_;
   SequenceId next_sequence_ = 1;  // never reused, across epochs too
   std::vector<SequenceId> releases_;
+  SequencePages padding_;
   // For the plan that is being built: requests with a part of a prompt in it, and shared pages it
   // writes.
   std::vector<const Request*> chunked_;

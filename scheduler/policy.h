@@ -7,6 +7,7 @@
 // Thread safety: confined to the serving loop's thread.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -30,6 +31,12 @@ struct BatchLimits {
   int64_t max_context = 0;      // tokens of a request; 0: not known
   int64_t microbatch_size = 0;  // sequences, of faster-transformer; 0: max_batch_size
 };
+
+// The most rows of padding in a plan, which are one sequence's.
+inline int64_t PaddingRows(const BatchLimits& limits) {
+  const int64_t rows = limits.max_batch_tokens - 1;
+  return limits.max_context > 0 ? std::min(rows, limits.max_context) : rows;
+}
 
 // The view that a policy chooses from.
 struct PolicyView {
@@ -70,7 +77,7 @@ class Policy {
   // Does not change the requests. Its selection is submitted.
   virtual Selection Select(const PolicyView& view) = 0;
   // Rows beside those of the last selection that its system would compute for nobody. They are
-  // counted, and not run.
+  // counted, and run only where that is asked for (LoopCore::Options).
   virtual int64_t padding() const { return 0; }
 
   // "fcfs", "priority" ...; InvalidArgument lists the names otherwise.

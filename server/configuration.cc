@@ -178,6 +178,8 @@ constexpr Choice<PlanForwarding> kPlanForwarding[] = {{"early", PlanForwarding::
                                                       {"late", PlanForwarding::kLate}};
 constexpr Choice<WeightsFrom> kWeightsFrom[] = {{"file", WeightsFrom::kFile},
                                                 {"master", WeightsFrom::kMaster}};
+constexpr Choice<Padding> kPaddings[] = {{"count", Padding::kCount},
+                                         {"compute", Padding::kCompute}};
 constexpr Choice<OnWorkerLoss> kOnWorkerLoss[] = {{"fail", OnWorkerLoss::kFail},
                                                   {"restart", OnWorkerLoss::kRestart},
                                                   {"recover", OnWorkerLoss::kRecover}};
@@ -380,6 +382,10 @@ const std::vector<ServeFlag>& ServeFlags() {
       {"--microbatch-size",
        "sequences, of batches under --policy faster-transformer on several stages; 0: the batch's",
        kServing, kServer, Integer(&O::microbatch_size, 0, kMany)},
+      {"--padding",
+       "rows that --policy faster-transformer would compute for nobody: count (in the ledger) or "
+       "compute (as well, for true times)",
+       kServing, kServer, OneOf(&O::padding, kPaddings)},
       {"--max-ttft",
        "longest time to first token: a request that would wait longer, or longer than its "
        "deadline, "

@@ -32,6 +32,7 @@ enum class DeviceChoice : uint8_t { kAuto, kCpu, kCuda };
 enum class PlanForwarding : uint8_t { kEarly, kLate };
 enum class WeightsFrom : uint8_t { kFile, kMaster };
 enum class OnWorkerLoss : uint8_t { kFail, kRestart, kRecover };
+enum class Padding : uint8_t { kCount, kCompute };
 enum class MetricsAuth : uint8_t { kNone, kApiKey };
 enum class GenerationConfig : uint8_t { kAuto, kNone };
 inline constexpr Choice<DeviceChoice> kDevices[] = {
@@ -80,6 +81,7 @@ struct ServeOptions {
   bool deterministic = false;
   std::string policy = "fcfs";
   int64_t microbatch_size = 0;            // of --policy faster-transformer; 0: the batch's
+  Padding padding = Padding::kCount;      // of --policy faster-transformer
   std::chrono::milliseconds max_ttft{0};  // 0: nothing is refused for its time
   int64_t tensor_parallel = 1;            // ranks of each stage
   int64_t pipeline_parallel = 1;          // stages; more than 1: worker processes of this machine

@@ -131,10 +131,15 @@ absl::Status CheckServeOptions(const ServeOptions& options) {
     return InvalidArgument("--max-ttft is set, but --policy is ", options.policy,
                            ", whose answers come as a whole; expected another policy, or 0s");
   }
-  if (options.microbatch_size > 0 && !options.policy.starts_with("faster-transformer")) {
+  const bool baseline = options.policy.starts_with("faster-transformer");
+  if (options.microbatch_size > 0 && !baseline) {
     return InvalidArgument("--microbatch-size is ", options.microbatch_size, ", but --policy is ",
                            options.policy,
                            ", which has no microbatches; expected faster-transformer, or 0");
+  }
+  if (options.padding == Padding::kCompute && !baseline) {
+    return InvalidArgument("--padding is compute, but --policy is ", options.policy,
+                           ", which has no padding; expected faster-transformer, or count");
   }
   TREADLE_RETURN_IF_ERROR(CheckSecurity(options));
   return CheckParallelism(options);

@@ -37,6 +37,20 @@ absl::StatusOr<std::unique_ptr<ServingStack>> ServingStack::Create(
   if (options.max_queue < 1) {
     return InvalidArgument("max queue is ", options.max_queue, ", expected at least 1");
   }
+  if (options.compute_padding) {
+    const BatchLimits limits{.max_batch_tokens = options.max_batch_tokens,
+                             .max_context = model.max_context};
+    const PageCounts padding = model.paging.PagesFor(PaddingRows(limits));
+    PageCounts left = model.kv_pages;
+    left -= padding;
+    if (!model.paging.PagesFor(model.max_context).FitsIn(left)) {
+      return ResourceExhausted("the K/V cache has ", model.kv_pages, " pages, and ",
+                               PaddingRows(limits), " rows of padding take ", padding,
+                               ": a request of ", model.max_context,
+                               " tokens has no room beside them; expected more (--kv-memory), or "
+                               "--padding count");
+    }
+  }
   TREADLE_ASSIGN_OR_RETURN(std::unique_ptr<Policy> policy, Policy::Create(options.policy));
   return std::unique_ptr<ServingStack>(new ServingStack(
       std::move(model), std::move(engine), std::move(policy), options, std::move(draft)));
@@ -64,6 +78,7 @@ ServingStack::ServingStack(ServedModel model, std::unique_ptr<Engine> engine,
       .draft_model = draft_.get(),
       .max_ttft = options.max_ttft,
       .recover = options.recover,
+      .compute_padding = options.compute_padding,
       .give_up = options.give_up};
   loop_ = std::make_unique<ServingLoop>(*engine_, kv_, pool_, *policy_, ledger_,
                                         TimeSource::Steady(), loop_options);

@@ -30,8 +30,9 @@ struct SchedulingOptions {
   int64_t max_batch_tokens = kDefaultBatchTokens;  // tokens in one iteration; > max_batch_size
   int64_t max_queue = 1024;                        // waiting requests
   std::string policy = "fcfs";
-  int64_t microbatch_size = 0;  // as BatchLimits
-  double prefix_cache = 1;      // the part of the K/V pages that may hold what no request uses
+  int64_t microbatch_size = 0;   // as BatchLimits
+  bool compute_padding = false;  // as ServingLoop::Options
+  double prefix_cache = 1;       // the part of the K/V pages that may hold what no request uses
   std::shared_ptr<PageFiles> page_files;  // the prefix cache's second tier; null: none
   bool kv_events = false;                 // who asks is told what the prefix cache holds
   Clock::duration max_ttft{0};

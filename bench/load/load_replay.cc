@@ -182,10 +182,13 @@ class Run {
     result_.requests[i].end = Now();
     result_.requests[i].error = std::move(error);
     MutexLock lock(mutex_);
+    // The sender is woken only for what it waits for: others' answers are to make nothing late.
+    bool news = options_.max_concurrency > 0 && running_ == options_.max_concurrency;
     --running_;
     ++ended_;
     room_since_ = Now();
     if (const int64_t next = next_[i]; next >= 0) {
+      news = true;
       const auto turn = static_cast<size_t>(next);
       const double due = Now() + trace_[turn].arrival;
       if (result_.requests[i].error.empty()) {
@@ -199,14 +202,18 @@ class Run {
         }
       }
     }
-    changed_.NotifyAll();
+    const bool over = ended_ == trace_.size();
+    if (news || over) changed_.NotifyAll();
+    if (over) over_.NotifyAll();
   }
 
   void TellProgress() ABSL_LOCKS_EXCLUDED(mutex_) {
+    constexpr std::chrono::milliseconds kEvery{100};
     for (size_t seen = 0; seen < trace_.size();) {
       {
         MutexLock lock(mutex_);
-        while (ended_ == seen) changed_.Wait(mutex_);
+        const auto next = SteadyClock::now() + kEvery;
+        while (ended_ < trace_.size() && SteadyClock::now() < next) over_.WaitUntil(mutex_, next);
         seen = ended_;
       }
       if (options_.progress) {
@@ -226,7 +233,8 @@ class Run {
   std::vector<Turn> turns_;
   LoadResult result_;
   Mutex mutex_;
-  CondVar changed_;
+  CondVar changed_;  // for the sender
+  CondVar over_;     // all have ended
   std::priority_queue<Due> due_ ABSL_GUARDED_BY(mutex_);
   int64_t running_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t ended_ ABSL_GUARDED_BY(mutex_) = 0;

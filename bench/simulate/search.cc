@@ -11,6 +11,8 @@
 namespace treadle {
 namespace {
 
+std::string NameOf(const SearchRow& row) { return row.weights.empty() ? "as stored" : row.weights; }
+
 // Whether enough requests are within the bounds, and are answered as fast as they come.
 absl::StatusOr<bool> Attains(const Roofline& machine, const Serving& serving,
                              const SearchOptions& options, double rate) {
@@ -74,6 +76,22 @@ absl::StatusOr<SimulationResult> SimulateOn(const Roofline& machine, const Servi
   return Simulate(trace, options);
 }
 
+absl::StatusOr<Roofline> MachineOf(const Checkpoint& checkpoint, const SearchOptions& options,
+                                   const SearchRow& row) {
+  RooflineOptions split = options.machine;
+  split.tensor_parallel = row.tensor_parallel;
+  split.stages = row.stages;
+  split.max_batch_tokens = std::max(split.max_batch_tokens, 2 * row.batch_size);
+  TREADLE_ASSIGN_OR_RETURN(split.weights, WeightPlan::Parse(row.weights));
+  return Roofline::Of(checkpoint, split);
+}
+
+Serving ServingOf(const SearchOptions& options, const SearchRow& row) {
+  Serving serving = options.serving;
+  serving.max_batch_size = row.batch_size;
+  return serving;
+}
+
 absl::StatusOr<std::vector<SearchRow>> Search(const Checkpoint& checkpoint,
                                               const SearchOptions& options) {
   std::vector<SearchRow> rows;
@@ -84,28 +102,22 @@ absl::StatusOr<std::vector<SearchRow>> Search(const Checkpoint& checkpoint,
     }
     for (const std::string& weights : options.weights) {
       for (const int64_t size : options.batch_sizes) {
-        RooflineOptions split = options.machine;
-        split.tensor_parallel = ranks;
-        split.stages = options.count / ranks;
-        split.max_batch_tokens = std::max(split.max_batch_tokens, 2 * size);
-        TREADLE_ASSIGN_OR_RETURN(split.weights, WeightPlan::Parse(weights));
-        TREADLE_RETURN_IF_ERROR(split.weights.CheckAgainst(checkpoint));
-        const auto machine = Roofline::Of(checkpoint, split);
+        SearchRow row{.tensor_parallel = ranks,
+                      .stages = options.count / ranks,
+                      .weights = weights,
+                      .batch_size = size};
+        TREADLE_ASSIGN_OR_RETURN(const WeightPlan plan, WeightPlan::Parse(weights));
+        TREADLE_RETURN_IF_ERROR(plan.CheckAgainst(checkpoint));
+        const auto machine = MachineOf(checkpoint, options, row);
         if (!machine.ok()) {
           if (!absl::IsResourceExhausted(refusal)) refusal = machine.status();
           break;  // for all batch sizes
         }
-        Serving serving = options.serving;
-        serving.max_batch_size = size;
-        SearchRow& row = rows.emplace_back();
-        row.tensor_parallel = ranks;
-        row.stages = split.stages;
-        row.weights = weights.empty() ? "as stored" : weights;
-        row.batch_size = size;
         row.weight_bytes = machine->weight_bytes();
         row.kv_bytes = machine->kv_bytes();
         row.bound = machine->Bound(size, 512);
-        TREADLE_ASSIGN_OR_RETURN(row.rate, HighestRate(*machine, serving, options));
+        TREADLE_ASSIGN_OR_RETURN(row.rate, HighestRate(*machine, ServingOf(options, row), options));
+        rows.push_back(std::move(row));
       }
     }
   }
@@ -119,7 +131,7 @@ std::string ToTable(const std::vector<SearchRow>& rows) {
       "  TP   PP  weights        batch  requests/s  GB of weights  of K/V  most of an iteration\n";
   for (const SearchRow& row : rows) {
     absl::StrAppendFormat(&out, "%4d %4d  %-14s %5d %11.2f %14.1f %7.1f  %s\n", row.tensor_parallel,
-                          row.stages, row.weights, row.batch_size, row.rate,
+                          row.stages, NameOf(row), row.batch_size, row.rate,
                           row.weight_bytes * 1e-9, row.kv_bytes * 1e-9, row.bound);
   }
   return out;
@@ -130,7 +142,7 @@ std::string ToJson(const std::vector<SearchRow>& rows) {
   for (const SearchRow& row : rows) {
     out += nlohmann::ordered_json({{"tensor_parallel", row.tensor_parallel},
                                    {"pipeline_parallel", row.stages},
-                                   {"weights", row.weights},
+                                   {"weights", NameOf(row)},
                                    {"max_batch_size", row.batch_size},
                                    {"request_rate", row.rate},
                                    {"weight_bytes", row.weight_bytes},

@@ -40,7 +40,7 @@ struct SearchOptions {
 
 struct SearchRow {
   int64_t tensor_parallel = 1, stages = 1;
-  std::string weights;
+  std::string weights;  // as --weights; empty: as stored
   int64_t batch_size = 0;
   // The highest at which kAttained of the requests are within the bounds, and nothing piles up.
   double rate = 0;
@@ -55,5 +55,15 @@ absl::StatusOr<std::vector<SearchRow>> Search(const Checkpoint& checkpoint,
                                               const SearchOptions& options);
 std::string ToTable(const std::vector<SearchRow>& rows);
 std::string ToJson(const std::vector<SearchRow>& rows);  // JSON lines
+
+// What a row is of. Errors: Roofline::Of's.
+absl::StatusOr<Roofline> MachineOf(const Checkpoint& checkpoint, const SearchOptions& options,
+                                   const SearchRow& row);
+Serving ServingOf(const SearchOptions& options, const SearchRow& row);
+
+// The best rows under loads below and above what they serve within the target: a page with a table
+// and plots (html_plot.h).
+absl::StatusOr<std::string> SweepPage(const Checkpoint& checkpoint, const SearchOptions& options,
+                                      const std::vector<SearchRow>& rows);
 
 }  // namespace treadle

@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <fstream>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -162,6 +163,14 @@ int Finish(const char* command, const absl::StatusOr<std::string>& output) {
   std::fputs(output->c_str(), stdout);
   if (!output->empty() && output->back() != '\n') std::fputc('\n', stdout);
   return 0;
+}
+
+absl::Status WriteTo(const char* flag, const std::string& path, const std::string& text) {
+  if (path.empty()) return absl::OkStatus();
+  std::ofstream file(path);
+  file << text;
+  if (!file.flush()) return InvalidArgument(flag, ": cannot write ", path);
+  return absl::OkStatus();
 }
 
 int Fail(const char* command, const absl::Status& status, Log& log) {

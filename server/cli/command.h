@@ -82,7 +82,9 @@ int Fail(const char* command, const absl::Status& status);
 // 0 if all went well; else as Fail. The second prints `output` first, as whole lines.
 int Finish(const char* command, const absl::Status& status);
 int Finish(const char* command, const absl::StatusOr<std::string>& output);
-// The same in a log, as the event `failed`; if that is a file, on stderr as well.
+// Writes a file that a flag asks for; nothing if the path is empty.
+absl::Status WriteTo(const char* flag, const std::string& path, const std::string& text);
+// The same as Fail in a log, as the event `failed`; if that is a file, on stderr as well.
 int Fail(const char* command, const absl::Status& status, Log& log);
 
 }  // namespace treadle

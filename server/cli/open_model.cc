@@ -540,6 +540,7 @@ SchedulingOptions SchedulingFrom(const ServeOptions& options, const OpenedModel&
   scheduling.max_queue = options.max_queue;
   scheduling.policy = options.policy;
   scheduling.microbatch_size = options.microbatch_size;
+  scheduling.compute_padding = options.padding == Padding::kCompute;
   scheduling.kv_events = options.kv_events;
   scheduling.max_ttft = options.max_ttft;
   scheduling.position_share = PositionShare(opened);

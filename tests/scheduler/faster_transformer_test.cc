@@ -147,6 +147,33 @@ TEST(FasterTransformer, EndedMicrobatchesArePadding) {
   EXPECT_THAT(Table(harness), ElementsAre("AB 2+2", "CD 2+2", "D 1 -3", "D 1 -3"));
 }
 
+// The rows of each plan where padding is run, too.
+std::vector<int64_t> RowsWithPadding(HarnessOptions options,
+                                     const std::vector<RequestSpec>& specs) {
+  options.compute_padding = true;
+  LoopHarness harness(options);
+  for (const RequestSpec& spec : specs) harness.Submit(spec);
+  harness.RunToIdle();
+  EXPECT_THAT(harness.Mistakes(), IsEmpty());
+  std::vector<int64_t> rows;
+  for (const IterationPlan& plan : harness.engine.TakePlans()) {
+    if (!plan.steps.empty()) rows.push_back(plan.num_tokens());
+  }
+  return rows;
+}
+
+TEST(FasterTransformer, PaddingIsRunWhereThatIsAsked) {
+  const BatchLimits halves{.max_batch_size = 4, .max_batch_tokens = 64, .microbatch_size = 2};
+  std::vector<RequestSpec> specs;
+  for (uint64_t i = 0; i < 4; ++i) specs.push_back(LoopHarness::Spec(2, i == 3 ? 3 : 1, i));
+  EXPECT_THAT(RowsWithPadding(Baseline(2, halves), specs), ElementsAre(4, 4, 4, 4));
+  // As far as a plan has room: 2 + 9 rows, and 7 of padding.
+  const BatchLimits narrow{.max_batch_size = 2, .max_batch_tokens = 12};
+  specs = {LoopHarness::Spec(2, 1, 0), LoopHarness::Spec(9, 2, 1)};
+  EXPECT_THAT(RowsWithPadding(Baseline(1, narrow, "faster-transformer-padded"), specs),
+              ElementsAre(12, 2));
+}
+
 // Section 6.1: K/V for the longest sequence that the model can have is reserved for every request,
 // "which grows in proportion to the max sequence length of the model".
 TEST(FasterTransformer, ReservesTheWorstCase) {

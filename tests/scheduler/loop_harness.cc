@@ -69,6 +69,7 @@ LoopHarness::LoopHarness(const HarnessOptions& o)
   loop_options.limits = o.limits;
   loop_options.max_ttft = o.max_ttft;
   loop_options.recover = o.recover;
+  loop_options.compute_padding = o.compute_padding;
   loop_options.give_up = o.give_up;
   loop_options.drafter = o.drafter;
   if (o.draft_engine) {
@@ -87,6 +88,7 @@ LoopHarness::LoopHarness(const HarnessOptions& o)
     loop_options.draft_model = draft_model.get();
   }
   loop = std::make_unique<LoopCore>(engine, kv, pool, *policy, ledger, clock, loop_options);
+  free_at_first_ = kv.Capacity().free_pages;
   const absl::Status started = engine.Start([this] { pool.Wake(); });
   TREADLE_CHECK(started.ok());
 }

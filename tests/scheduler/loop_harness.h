@@ -42,6 +42,7 @@ struct HarnessOptions {
   int64_t max_queue = 1000;
   Clock::duration max_ttft{0};
   bool recover = true;
+  bool compute_padding = false;
   bool prefix_cache = true;
   PageFiles* files = nullptr;  // of FakeEngine's pages
   std::function<void(const absl::Status&)> give_up;
@@ -72,8 +73,9 @@ class LoopHarness {
   // Clients in each plan submitted since the last call, as letters: the seed 0 is A. Needs
   // engine.record.
   std::vector<std::string> TakePlanNames();
+  // By requests.
   PageCounts held_pages() const {
-    PageCounts held = kv.Capacity().total_pages;
+    PageCounts held = free_at_first_;
     return held -= kv.Capacity().free_pages;
   }
 
@@ -94,6 +96,7 @@ class LoopHarness {
  private:
   void CheckCounts();
 
+  PageCounts free_at_first_;
   std::vector<std::string> miscounts_;
 };
 

@@ -37,6 +37,11 @@ HarnessOptions RandomOptions(Random& random, const std::string& policy) {
   options.limits.max_batch_tokens = options.limits.max_batch_size + 1 + random.Below(12);
   options.limits.microbatch_size = random.Below(4);
   options.engine.max_batch_tokens = options.limits.max_batch_tokens;
+  if (policy.starts_with("faster-transformer") && random.Below(2) == 0) {
+    options.compute_padding = true;
+    options.engine.total_pages[PageKind::kWhole] +=
+        1 + PaddingRows(options.limits) / options.engine.page_size;
+  }
   if (options.engine.window > 0) {  // pages of that kind too, or alone
     PageCounts& pages = options.engine.total_pages;
     pages[PageKind::kWindow] =

@@ -34,6 +34,7 @@ TEST(Configuration, FlagsReachTheirFields) {
           "--max-batch-tokens 256 --max-queue 9 --max-context 2048 --kv-memory 1.5G "
           "--kv-dtype f32 --page-size 16 --weights nf4,lm_head=int8 --outlier-threshold 3.5 "
           "--outlier-rule per-call --compute exact --policy faster-transformer --microbatch-size 4 "
+          "--padding compute "
           "--threads 3 --pin-threads off --engine-depth 1 --default-max-new-tokens 7 "
           "--workers a:1,[::1]:2,unix:/c --tensor-parallel 3 --wire int8 --weights-from master "
           "--plan-forwarding late --data-plane gloo "
@@ -52,6 +53,7 @@ TEST(Configuration, FlagsReachTheirFields) {
   EXPECT_EQ(options.outlier_rule, OutlierRule::kPerCall);
   EXPECT_EQ(options.policy, "faster-transformer");
   EXPECT_EQ(options.microbatch_size, 4);
+  EXPECT_EQ(options.padding, Padding::kCompute);
   EXPECT_THAT(options.workers, testing::ElementsAre("a:1", "[::1]:2", "unix:/c"));
   EXPECT_THAT(options.http_allow_origins,
               testing::ElementsAre("https://a.example", "http://b:3000"));
@@ -194,6 +196,10 @@ TEST(Configuration, OptionsThatContradictEachOther) {
   options.policy = "fcfs";
   EXPECT_THAT(std::string(CheckServeOptions(options).message()),
               HasSubstr("--microbatch-size is 2, but --policy is fcfs"));
+  options.microbatch_size = 0;
+  options.padding = Padding::kCompute;
+  EXPECT_THAT(std::string(CheckServeOptions(options).message()),
+              HasSubstr("--padding is compute, but --policy is fcfs"));
 }
 
 TEST(Configuration, ParallelismThatCannotBe) {

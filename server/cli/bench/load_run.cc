@@ -2,7 +2,6 @@
 
 #include <cmath>
 #include <cstdio>
-#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -17,6 +16,7 @@
 #include "bench/load/spec_decode.h"
 #include "models/checkpoints/checkpoint.h"
 #include "models/text/tokenizer.h"
+#include "server/cli/command.h"
 #include "server/cli/progress.h"
 
 namespace treadle {
@@ -170,14 +170,6 @@ class Reports {
     LoadReport report;
     Json about, said;
   };
-
-  static absl::Status WriteTo(const char* flag, const std::string& path, const std::string& text) {
-    if (path.empty()) return absl::OkStatus();
-    std::ofstream file(path);
-    file << text;
-    if (!file.flush()) return InvalidArgument(flag, ": cannot write ", path);
-    return absl::OkStatus();
-  }
 
   std::string Title(const Replayed& one) const {
     return Str(one.rate == "recorded" ? "recorded arrivals" : one.rate + " requests/s",

@@ -41,7 +41,10 @@ struct SimulateFlags {
   std::string input = "32:512", output = "1:128", trace_file;
   std::vector<std::string> goodput;
   bool calibrate = false;
+  std::string ledger, sweep;
   bool json = false;
+
+  bool measured() const { return calibrate || !ledger.empty(); }
 };
 
 std::string Joined(const std::vector<std::string_view>& names) {
@@ -115,7 +118,10 @@ absl::StatusOr<Machine> ThisMachine(const SimulateFlags& flags, const Checkpoint
   serve.max_context = flags.machine.max_context;
   serve.tensor_parallel = flags.machine.tensor_parallel;
   serve.policy = flags.serving.policy;
-  TREADLE_ASSIGN_OR_RETURN(const MeasuredMachine here, MeasureHere(serve));
+  TREADLE_ASSIGN_OR_RETURN(const MeasuredMachine here,
+                           flags.calibrate
+                               ? MeasureHere(serve)
+                               : MeasuredBy(flags.ledger, serve, checkpoint, flags.trace.seed));
   return Machine{[options = here.simulation](const std::vector<TraceEntry>& trace) {
                    return Simulate(trace, options);
                  },
@@ -129,8 +135,10 @@ absl::StatusOr<std::string> RunTrace(SimulateFlags& flags) {
   TREADLE_ASSIGN_OR_RETURN(flags.machine.hardware, FindHardware(flags.hardware));
   if (flags.weights.empty()) flags.weights = {""};
   if (flags.count > 0) {
-    if (flags.calibrate)
-      return InvalidArgument("--calibrate measures one machine, expected no --count");
+    if (flags.measured()) {
+      return InvalidArgument(flags.calibrate ? "--calibrate" : "--ledger",
+                             " is of one machine, expected no --count");
+    }
     if (goodput.empty()) {
       return InvalidArgument(
           "--count searches for what serves most within a target, but --goodput is missing; "
@@ -144,6 +152,10 @@ absl::StatusOr<std::string> RunTrace(SimulateFlags& flags) {
                          .trace = trace};
     if (!flags.batch_sizes.empty()) search.batch_sizes = flags.batch_sizes;
     TREADLE_ASSIGN_OR_RETURN(const std::vector<SearchRow> rows, Search(*checkpoint, search));
+    if (!flags.sweep.empty()) {
+      TREADLE_ASSIGN_OR_RETURN(const std::string page, SweepPage(*checkpoint, search, rows));
+      TREADLE_RETURN_IF_ERROR(WriteTo("--sweep", flags.sweep, page));
+    }
     if (flags.json) return ToJson(rows);
     return Str(ToTable(rows), "requests/s: the most at which ", kAttained * 100,
                " % of the requests are within ", absl::StrJoin(flags.goodput, ", "), " ms\n");
@@ -158,8 +170,8 @@ absl::StatusOr<std::string> RunTrace(SimulateFlags& flags) {
       std::max(flags.machine.max_batch_tokens, 2 * flags.serving.max_batch_size);
   TREADLE_ASSIGN_OR_RETURN(flags.machine.weights, WeightPlan::Parse(flags.weights[0]));
   TREADLE_RETURN_IF_ERROR(flags.machine.weights.CheckAgainst(*checkpoint));
-  TREADLE_ASSIGN_OR_RETURN(const Machine machine, flags.calibrate ? ThisMachine(flags, *checkpoint)
-                                                                  : MachineOf(flags, *checkpoint));
+  TREADLE_ASSIGN_OR_RETURN(const Machine machine, flags.measured() ? ThisMachine(flags, *checkpoint)
+                                                                   : MachineOf(flags, *checkpoint));
   std::string out = flags.json ? "" : machine.text;
   if (flags.rates.empty()) flags.rates = {flags.trace_file.empty() ? 1.0 : 0.0};
   for (const double rate : flags.rates) {
@@ -170,7 +182,7 @@ absl::StatusOr<std::string> RunTrace(SimulateFlags& flags) {
       const nlohmann::ordered_json about = {
           {"target", "simulated"},
           {"model", checkpoint->path()},
-          {"hardware", flags.calibrate ? "here" : flags.hardware},
+          {"hardware", flags.measured() ? "measured" : flags.hardware},
           {"label", Str(flags.serving.policy, ", max_batch_size ", flags.serving.max_batch_size)},
           {"request_rate", rate},
           {"num_prompts", result.load.requests.size()},
@@ -210,6 +222,11 @@ void AddMachineFlags(CLI::App& app, SimulateFlags& flags) {
                "this machine instead: loads the model, runs iterations for some seconds, and fits "
                "what they cost")
       ->excludes("--hardware");
+  app.add_option("--ledger", flags.ledger,
+                 "instead: the machine of a server, by what its iterations took "
+                 "(`treadle serve --ledger-file`, with --speculate off)")
+      ->excludes("--hardware")
+      ->excludes("--calibrate");
   app.add_option("--tensor-parallel", flags.machine.tensor_parallel, "GPUs that share each layer");
   app.add_option("--pipeline-parallel", flags.machine.stages, "stages that share the layers out");
   app.add_option("--weights", flags.weights,
@@ -261,6 +278,10 @@ void AddServingFlags(CLI::App& app, SimulateFlags& flags) {
                  "search: all splits of so many GPUs, weights and batch sizes, by the requests/s "
                  "that they serve within --goodput")
       ->check(CLI::Range(1, 4096));
+  app.add_option(
+         "--sweep", flags.sweep,
+         "also writes a page (HTML) that draws how the best of --count answer as load grows")
+      ->needs(app.get_option("--count"));
   app.add_option("--goodput", flags.goodput,
                  "bounds in ms, separated by commas: ttft:MS, tpot:MS, itl:MS, e2el:MS")
       ->delimiter(',');

@@ -57,13 +57,18 @@ inline v1::GenerateRequest GreedyRequest(int tokens) {
 class ServedBinary : public ChildProcess {
  public:
   static constexpr char kGrpcOnly[] = "--http-listen none --metrics-listen none ";
-  // The command, for those that end before they listen.
+  // The command, for those that end before they listen. Every door that the words leave open takes
+  // a free port of loopback: tests run beside each other.
   static std::vector<std::string> Command(const std::string& words,
                                           const std::vector<std::string>& more = {}) {
-    return Treadle("serve --listen 127.0.0.1:0 --pin-threads off " + words, more);
+    std::string doors = "serve --listen 127.0.0.1:0 --pin-threads off ";
+    for (const char* const door : {"--http-listen", "--metrics-listen"}) {
+      if (words.find(door) == std::string::npos) doors += std::string(door) + " 127.0.0.1:0 ";
+    }
+    return Treadle(doors + words, more);
   }
 
-  // With these flags, and gRPC on a free port of loopback.
+  // With these flags.
   explicit ServedBinary(const std::string& words, const std::vector<std::string>& more = {})
       : ChildProcess(Command(words, more)), listens_(WaitForLine("gRPC")) {
     const std::string behind_http = WordAfter(listens_, "gRPC on ");

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <sstream>
 #include <thread>
 #include <vector>
 
@@ -86,7 +87,28 @@ TEST(SimulateBinary, MeasuresThisMachine) {
   EXPECT_THAT(report, AllOf(HasSubstr("an iteration takes "), HasSubstr("request throughput"),
                             HasSubstr("iterations of ")));
   EXPECT_THAT(Simulate("--calibrate --count 2 --goodput itl:5 --model " + OwnModel(), 2),
-              HasSubstr("--calibrate measures one machine"));
+              HasSubstr("--calibrate is of one machine"));
+}
+
+TEST(SimulateBinary, TakesTheMachineOfALedger) {
+  const TestFolder folder;
+  const std::string ledger = folder / "ledger.jsonl";
+  {
+    ServedBinary server(Str(ServedBinary::kGrpcOnly, "--threads 1 --speculate off --ledger-file ",
+                            ledger, " --model ", OwnModel()));
+    ASSERT_SERVES(server);
+    grpc::ClientContext context;
+    v1::GenerateResponse response;
+    EXPECT_TRUE(server.stub().Generate(&context, GreedyRequest(60), &response).ok());
+    ASSERT_EQ(server.Stop(), 0) << server.output();
+  }
+  const std::string of = "--max-context 256 --input-len 8 --output-len 4 --num-prompts 5 --model " +
+                         OwnModel() + " --ledger ";
+  EXPECT_THAT(Simulate(of + ledger, 0),
+              AllOf(HasSubstr("iterations of " + ledger), HasSubstr("request throughput")));
+  EXPECT_THAT(Simulate(of + ledger + " --count 2 --goodput itl:5", 2),
+              HasSubstr("--ledger is of one machine"));
+  EXPECT_THAT(Simulate(of + "/none", 2), HasSubstr("/none: cannot be opened"));
 }
 
 TEST(SimulateBinary, ReportsATraceAndNamesWhatIsWrong) {
@@ -97,6 +119,16 @@ TEST(SimulateBinary, ReportsATraceAndNamesWhatIsWrong) {
                        "--goodput ttft:500,itl:50 --max-batch-size 8,16",
                        0),
               AllOf(HasSubstr("requests/s"), HasSubstr("as stored")));
+  const std::string page = OwnFolder() / "sweep.html";
+  Simulate(
+      "--model llama-3.1-8b --count 2 --num-prompts 20 --goodput ttft:500,itl:50 "
+      "--max-batch-size 8 --sweep " +
+          page,
+      0);
+  std::stringstream drawn;
+  drawn << std::ifstream(page).rdbuf();
+  EXPECT_THAT(drawn.str(), AllOf(HasSubstr("2 x 1, batch 8"), HasSubstr("1 x 2, batch 8"),
+                                 HasSubstr("ttft at most 500 ms"), HasSubstr("<svg")));
   const std::pair<const char*, const char*> bad[] = {
       {"", "--model is missing, expected a model's file or folder, or a shape: llama-3.1-8b"},
       {"--model none", "no shape is named 'none'"},
