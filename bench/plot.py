@@ -105,7 +105,7 @@ def simulated(out, files):
         axis.legend(fontsize=7, ncols=2)
         axis.grid(alpha=0.3, which="both")
     figure.tight_layout()
-    figure.savefig(out, dpi=110)
+    figure.savefig(out, dpi=80)
 
 
 if __name__ == "__main__":
