@@ -140,7 +140,7 @@ struct Routing {
   const float* bias = nullptr;  // [experts], added to sigmoids for the choice alone; null: none
 };
 
-// What makes two iterations the same to RunGraph.
+// The properties by which two iterations are the same to RunGraph.
 struct GraphKey {
   int64_t rows = 0;         // padded
   int64_t context = 0;      // the longest sequence, rounded up by the caller to few values
@@ -148,7 +148,7 @@ struct GraphKey {
   friend auto operator<=>(const GraphKey&, const GraphKey&) = default;
 };
 
-// What a backend is going to be asked at most; it allocates its scratch from this.
+// The most that a backend is going to be asked; it allocates its scratch from this.
 struct BackendLimits {
   int64_t max_rows = 0;         // of a batch
   int64_t max_sequences = 0;    // of a batch
@@ -432,7 +432,7 @@ inline constexpr int64_t kAttentionBlock = 64;
     (logits, routing, ids, weights))                                                               \
   X(Mix, (Tensor x, std::span<const int32_t> places, Tensor weights, bool accumulate, Tensor out), \
     (x, places, weights, accumulate, out))
-// What takes no arithmetic: HostBackend has these.
+// The ops without arithmetic, which HostBackend has.
 #define TREADLE_COPY_OPS(X)                                                                  \
   X(Gather, (Tensor x, std::span<const int32_t> rows, Tensor out), (x, rows, out))           \
   X(Copy, (Tensor x, Tensor out), (x, out))                                                  \

@@ -1,4 +1,4 @@
-// What Attention sees of the K/V cache: one layer's pages, and which rows belong to which sequence.
+// The K/V cache as Attention sees it: one layer's pages, and which rows belong to which sequence.
 #pragma once
 
 #include <cstddef>

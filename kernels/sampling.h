@@ -69,7 +69,7 @@ struct SamplingParameters {
 struct SamplingField {
   std::string_view name;
   std::variant<float SamplingParameters::*, int32_t SamplingParameters::*> member;
-  // What a client may wish: finite numbers of [low, high], or of (low, high].
+  // The numbers that a client may wish: finite ones of [low, high], or of (low, high].
   double low;
   bool low_open;
   double high;
@@ -102,7 +102,7 @@ struct TokenCount {
   int32_t in_output = 0;
 };
 
-// What one row of logits is asked.
+// The questions to one row of logits.
 struct SampleRow {
   const SamplingParameters* parameters = nullptr;  // null: no sample, log probabilities only
   std::span<const TokenCount> counts = {};         // empty unless parameters->NeedsCounts()

@@ -1,4 +1,4 @@
-// What a decoder does outside of layers before them: embeddings, also those of each layer (Gemma
+// The work of a decoder before its layers: embeddings, also those of each layer (Gemma
 // 3n, Gemma Team 2025: per-layer embeddings), and norms that no file holds.
 #include <cmath>
 
@@ -19,7 +19,7 @@ absl::StatusOr<Norm> Decoder::Factor(double factor) {
   return norm;
 }
 
-// Of a layer that has values of its own.
+// Loads it for a layer that has values of its own.
 absl::Status Decoder::LoadValueNorm(const ModelConfig& layer, LayerWeights& weights) {
   if (!weights.k.loaded()) return absl::OkStatus();
   Norm& norm = weights.v_norm;

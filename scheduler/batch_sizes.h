@@ -34,7 +34,7 @@ inline constexpr double kWorthDoubling = 1.1;
 // Requires that something was noted.
 BatchLimits ChooseBatch(const IterationCost& cost, const BatchLimits& limits,
                         const AutoBatch& choice);
-// What an iteration of these limits takes while a prompt fills it, in seconds.
+// Seconds of an iteration of these limits while a prompt fills it.
 double FullIteration(const IterationCost& cost, const BatchLimits& limits, int64_t context);
 
 }  // namespace treadle

@@ -75,7 +75,7 @@ absl::Status LoopCore::Calibrate(Calibration how, const AutoBatch& choice) {
   return absl::OkStatus();
 }
 
-// What was measured at start may be the cost of a machine that was busy then.
+// A measurement at the start may be that of a machine that was busy then.
 void LoopCore::GrowLimits() {
   const BatchLimits chosen = ChooseBatch(cost_, most_, auto_batch_);
   limits_.max_batch_size = std::max(limits_.max_batch_size, chosen.max_batch_size);

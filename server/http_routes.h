@@ -1,5 +1,5 @@
-// What the HTTP server serves beside OpenAI's older API: its Responses API, Anthropic's Messages
-// API, vLLM's scores, and the page.
+// The routes of HTTP beside OpenAI's older API: its Responses API, Anthropic's Messages API, vLLM's
+// scores, and the page.
 #pragma once
 
 #include <vector>

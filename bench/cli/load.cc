@@ -182,16 +182,17 @@ int BenchLoad(int argc, char** argv) {
   const auto number = [&](const char* key) { return (*report)[key].get<double>(); };
   return Finish(
       "treadle-bench load",
-      json ? report->dump()
-           : absl::StrFormat(
-                 "offered %.0f requests/s, served %.0f/s, %.0f streams at once at most, %.0f "
-                 "failed\n"
-                 "client lag: median %.3f ms, p90 %.3f ms, p99 %.3f ms, p99.9 %.3f ms (%s, which is "
-                 "away from a loop for %.1f %% of the time, more than 1 ms each)\n",
-                 options.rate, number("request_throughput"), number("max_concurrent_requests"),
-                 number("failed"), number("p50_client_lag_ms"), number("p90_client_lag_ms"),
-                 number("p99_client_lag_ms"), number("p99_9_client_lag_ms"),
-                 (*report)["cores"].get<std::string>(), 100 * number("core_away")));
+      json
+          ? report->dump()
+          : absl::StrFormat(
+                "offered %.0f requests/s, served %.0f/s, %.0f streams at once at most, %.0f "
+                "failed\n"
+                "client lag: median %.3f ms, p90 %.3f ms, p99 %.3f ms, p99.9 %.3f ms (%s, which is "
+                "away from a loop for %.1f %% of the time, more than 1 ms each)\n",
+                options.rate, number("request_throughput"), number("max_concurrent_requests"),
+                number("failed"), number("p50_client_lag_ms"), number("p90_client_lag_ms"),
+                number("p99_client_lag_ms"), number("p99_9_client_lag_ms"),
+                (*report)["cores"].get<std::string>(), 100 * number("core_away")));
 }
 
 }  // namespace treadle

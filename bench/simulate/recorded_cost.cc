@@ -40,7 +40,7 @@ class Iterations {
       work.rows += rows;
       work.positions += rows * (request.position + (rows + 1) / 2);
       request.position += rows;
-      // Of candidates each row is sampled after, of a prompt the last one.
+      // Every row of an increment is sampled after; of a prompt's, the last one.
       if (member.at("phase") != "initiation") {
         work.samples += rows;
       } else if (request.position >= request.prompt) {

@@ -19,7 +19,7 @@
 
 namespace treadle {
 
-// What decides plans beside requests and times; stages and depth are the engine's.
+// The settings that decide plans beside requests and times; stages and depth are the engine's.
 struct RecordedScheduling {
   std::string policy = "fcfs";
   BatchLimits limits;

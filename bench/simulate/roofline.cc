@@ -17,7 +17,7 @@ namespace {
 
 constexpr double kActivationBytes = 2;  // of an element between ranks and stages
 
-// What a plan's steps do, with at most `window` positions seen by a row; 0: all.
+// The work of a plan's steps, with at most `window` positions seen by a row; 0: all.
 struct Work {
   double positions = 0;  // that all rows read, each its own and all before it
   double read = 0;       // of the cache: each step's rows share what they read

@@ -56,7 +56,7 @@ absl::StatusOr<std::vector<SearchRow>> Search(const Checkpoint& checkpoint,
 std::string ToTable(const std::vector<SearchRow>& rows);
 std::string ToJson(const std::vector<SearchRow>& rows);  // JSON lines
 
-// What a row is of. Errors: Roofline::Of's.
+// The machine and the serving that a row is of. Errors: Roofline::Of's.
 absl::StatusOr<Roofline> MachineOf(const Checkpoint& checkpoint, const SearchOptions& options,
                                    const SearchRow& row);
 Serving ServingOf(const SearchOptions& options, const SearchRow& row);

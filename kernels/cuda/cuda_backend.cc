@@ -170,7 +170,8 @@ class CudaBackend final : public CudaOps {
   }
 
  private:
-  // What launches are sized for: the caller's key, sequences (bound), and the longest chunk of one.
+  // The numbers that size launches: the caller's key, sequences (bound), and the longest chunk of
+  // one.
   using FullKey = std::tuple<GraphKey, int32_t, int32_t>;
   struct CapturedOps {
     std::unique_ptr<Graph> graph;  // null: ran once so far

@@ -41,8 +41,8 @@ struct CudaDevice {
 // Devices that are new enough for CreateCudaBackend. None of them is opened, so nothing of their
 // memory is taken. If there are none, `why` says what is missing.
 std::vector<CudaDevice> CudaDevices(std::string* why);
-// What is free on a device now. Opens it: from here on this process takes some of its memory.
-// Errors: CreateCudaBackend's.
+// The bytes that are free on a device now. Opens it: from here on this process takes some of its
+// memory. Errors: CreateCudaBackend's.
 absl::StatusOr<size_t> CudaFreeBytes(int device);
 
 }  // namespace treadle

@@ -25,7 +25,7 @@ void CudaOps::MatMul(Tensor x, std::span<const Projection> projections) {
   int64_t n = 0;
   for (const Projection& projection : projections) n = std::max(n, projection.out.cols);
   Keep(ReserveProducts(x.rows, x.cols, n));
-  // Those of the same rows together.
+  // Projections of the same rows together.
   while (!projections.empty()) {
     const Projection& first = projections.front();
     const auto others = std::ranges::find_if(projections, [&](const Projection& other) {

@@ -44,7 +44,7 @@ class CudaOps : public Backend {
 
   absl::Status ReserveProducts(int64_t rows, int64_t k, int64_t n);
   absl::Status ReserveScratch(size_t bytes);
-  // What was sampled last stays.
+  // The last samples stay.
   absl::Status ReserveLastSamples(int64_t rows);
 
   const CudaOptions options_;
@@ -66,7 +66,7 @@ class CudaOps : public Backend {
 
   // The batch on the device with these sequences, if there is anything to do and it can be done.
   std::optional<DeviceBatch> Upload(const KvView& kv, int64_t rows);
-  // What both kinds of sampling need. Failures are kept.
+  // The beginning of both kinds of sampling. Failures are kept.
   SamplePlace BeginSample(Tensor logits, std::span<const SampleRow> rows, int64_t tokens,
                           std::span<std::byte> results);
   std::span<std::byte> Scratch() const { return {scratch_.data(), scratch_.bytes()}; }

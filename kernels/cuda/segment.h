@@ -1,5 +1,5 @@
-// What every kind of product keeps of its projections, several of one input in one launch, and what
-// it is told of Embed.
+// The projections of every kind of product, several of one input in one launch, and the arguments
+// of Embed.
 #pragma once
 
 #include <cstdint>

@@ -20,7 +20,7 @@ enum class OutlierRule : uint8_t {
   kPerCall,  // columns in which any row of the call has one (the paper's rule; voids N1 and N2)
 };
 
-// What apart formats keep besides their codes (weight_format.h).
+// The constants that apart formats keep besides their codes (weight_format.h).
 struct MatrixConstants {
   // w[i] = scales[b] * (codebook[code[i]] - zeros[b]), each rounded once, with b = i / scale_block
   // and i = row * k + column: a block may straddle rows. For LLM.int8() scale_block is k and a

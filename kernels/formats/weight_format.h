@@ -38,7 +38,7 @@ struct CodeGroup {
   float offset;
 };
 
-// What a product makes of the activations.
+// The form that a product gives the activations.
 enum class ActivationPolicy : uint8_t {
   kFloat,    // as ComputeMode says
   kRowInt8,  // LLM.int8(): see ComputeMode in kernels/backend.h

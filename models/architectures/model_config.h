@@ -1,6 +1,5 @@
-// What a checkpoint says about its architecture, in one vocabulary for GGUF and Hugging Face. What
-// files call it, and its ranges: models/architectures/config_fields.h, which has a row for each
-// member.
+// The hyper-parameters of a checkpoint, in one vocabulary for GGUF and Hugging Face. Their names in
+// files, and their ranges: models/architectures/config_fields.h, which has a row for each member.
 #pragma once
 
 #include <algorithm>

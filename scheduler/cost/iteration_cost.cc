@@ -112,7 +112,7 @@ void IterationCost::Fit() {
       rows += weight * work.rows;
       seconds += weight * point.seconds;
     }
-    // What is expected of a row, a position and a sample counts as an iteration of one row each.
+    // An expectation of a row, a position or a sample counts as an iteration of one row each.
     const double one_row = seconds / (sum + (rows - sum) * kFirstShare);
     const auto expect = [&](double part, double expected, const Parts& factors) {
       equations.Add(round == 0 ? 1 / (one_row * one_row) : WeightOf(part - expected, one_row),

@@ -10,7 +10,7 @@
 // single tokens run. Where iterations are too much alike to tell the parts apart, these are as
 // kFirstShare and the position's share say.
 //
-// What it says decides when something runs, never what comes of it. Thread safety: confined to the
+// It decides when something runs, never what comes of it. Thread safety: confined to the
 // serving loop's thread.
 #pragma once
 
@@ -58,7 +58,7 @@ class IterationCost {
   double per_row() const { return per_row_; }
   double per_position() const { return per_position_; }
   double per_sample() const { return per_sample_; }
-  // Of a row more that something is sampled after, at the first position.
+  // For one more row that something is sampled after, at the first position.
   double per_token() const { return per_row_ + per_sample_; }
 
  private:

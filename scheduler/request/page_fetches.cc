@@ -8,7 +8,7 @@
 namespace treadle {
 namespace {
 
-// Of an iteration that says what a prompt's token takes: weights are read once for all of them.
+// Rows of an iteration that tells what a prompt's token takes: all of them read weights once.
 constexpr int64_t kEnoughRows = 16;
 
 }  // namespace

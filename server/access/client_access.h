@@ -1,4 +1,4 @@
-// What a client shows a server, and how it knows that server. A plain value.
+// The credentials that a client shows a server, and how it knows that server. A plain value.
 #pragma once
 
 #include <memory>

@@ -9,7 +9,7 @@
 namespace treadle {
 namespace {
 
-// What reading a page takes against computing it, and what follows.
+// Times of reading a page and of computing it, and what follows.
 std::string Compare(const PageFiles& files) {
   const auto [read, compute] = files.costs();
   if (read == 0) return "";

@@ -251,7 +251,7 @@ std::string OpenAiAnswer::LogprobsOf(const Choice& choice) const {
              R"(],"top_logprobs":[)", choice.tops, R"(],"text_offset":[)", choice.offsets, "]}");
 }
 
-// What vLLM's users know of a choice's prompt.
+// The fields of a choice's prompt that vLLM's users know.
 std::string OpenAiAnswer::PromptOf(size_t index) const {
   const Prompt& prompt = prompts_[index / candidates_];
   return (token_ids_ ? R"(,"prompt_token_ids":)" + prompt.ids : "") +

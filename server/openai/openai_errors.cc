@@ -42,7 +42,7 @@ const Meaning& MeaningOf(absl::StatusCode status) {
   return found == std::end(kMeanings) ? kMeanings[std::size(kMeanings) - 1] : *found;
 }
 
-// What is asked about.
+// The field that is asked about.
 const char* PromptOf(OpenAiKind kind) {
   constexpr const char* kNames[] = {"prompt", "messages", "input", "messages", "input", "a text"};
   return kNames[static_cast<size_t>(kind)];
@@ -68,7 +68,7 @@ Names NamesFor(OpenAiKind kind, std::string_view max_tokens) {
 constexpr std::pair<absl::string_view, absl::string_view> kStarts[] = {
     {"chat: ", ": "}, {"text: ", ": "}, {"text ", " "}, {"text[", "["}, {"prompt ", " "}};
 
-// What the message begins with, if that is a field's name.
+// The message's first word, if that is a field's name.
 std::string ParamOf(const std::string& message) {
   const size_t end = message.find_first_not_of("abcdefghijklmnopqrstuvwxyz_");
   const std::string_view rest = std::string_view(message).substr(std::min(end, message.size()));

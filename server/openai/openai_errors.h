@@ -15,7 +15,7 @@ namespace treadle {
 // that field. Where the client may try again, Retry-After says when.
 HttpResponse OpenAiError(const absl::Status& status, OpenAiKind kind = OpenAiKind::kCompletion,
                          std::string_view max_tokens = "max_tokens");
-// What the HTTP server refuses by itself.
+// The answer to what the HTTP server refuses by itself.
 HttpResponse OpenAiRefusal(int code, const std::string& message);
 
 }  // namespace treadle

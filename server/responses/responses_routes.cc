@@ -72,7 +72,7 @@ absl::Status NotKept(const std::string& id) {
 std::vector<HttpRoute> ResponsesRoutes(SessionEnvironment& sessions) {
   const auto store = std::make_shared<ResponseStore>(ResponseStore::Limits());
   const auto generate = [&sessions, store](HttpRequest request, std::shared_ptr<HttpReply> reply) {
-    // Who may not call is told so later.
+    // A caller who may not call is told so later.
     std::string owner = sessions.OwnerOf(request.Header("authorization")).value_or("");
     StartCall(sessions, std::make_unique<ResponsesApi>(sessions.model, std::move(owner), store),
               std::move(request), std::move(reply));

@@ -16,7 +16,7 @@ constexpr int64_t kSerialWork = 1 << 15;
 constexpr int64_t kPiecesPerThread = 4;
 // Queries of an item that AMX leaves to vectors (measured on a Xeon with AMX, 2026-11-26).
 constexpr int64_t kFewQueries = 6;
-// What a block costs besides its queries (its conversion), in queries.
+// The cost of a block besides its queries (its conversion), in queries.
 constexpr int64_t kBlockOverhead = 4;
 
 float* ReserveFloats(ScratchMemory& memory, int64_t floats) {

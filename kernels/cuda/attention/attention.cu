@@ -7,7 +7,7 @@
 // scaling) and the softmax weights are rounded to the cache's type, products are summed in f32, and
 // a row's sum of weights is that of the rounded ones. Everything else: attention_general.cu.
 //
-// What it should cost on an H200 (4.8 TB/s, 989 TFLOP/s dense bf16). Estimates: this has not run on
+// Its expected cost on an H200 (4.8 TB/s, 989 TFLOP/s dense bf16). Estimates: this has not run on
 // a GPU.
 //   * Decoding reads 2 kv_heads head_dim 2 bytes per position of context, once for all query heads
 //     of a group (8 x 128: 4 KB), and writes and reads (head_dim + 2) 4 bytes per query head and

@@ -8,7 +8,7 @@
 
 namespace treadle::cuda {
 
-// What is subtracted from scores of maximum `max`: itself, but for a part that saw no position.
+// The number to subtract from scores of maximum `max`: itself, but for a part that saw no position.
 TREADLE_DEVICE float Shift(float max) { return max == -simt::Infinity() ? 0.0f : max; }
 
 TREADLE_DEVICE float Weight(float score, float shift) { return simt::Exp2(score - shift); }

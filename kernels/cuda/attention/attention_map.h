@@ -1,4 +1,4 @@
-// Who computes what in attention: the index maps between rows, tiles, blocks and splits. Plain
+// Attention's shares of work: the index maps between rows, tiles, blocks and splits. Plain
 // functions of numbers, for kernels, launches and tests alike.
 //
 // A row at position p sees positions 0 ..= p, or with a window FirstSeen(p) ..= p; blocks before

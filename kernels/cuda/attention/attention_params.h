@@ -1,4 +1,4 @@
-// What the kernels of attention.cu and attention_general.cu are told.
+// The arguments of the kernels of attention.cu and attention_general.cu.
 #pragma once
 
 #include <cstdint>

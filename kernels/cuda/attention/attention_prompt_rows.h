@@ -1,6 +1,6 @@
-// What every kernel of prompts does with its (row, head) pairs, whatever multiplies them: queries,
-// masks, the softmax, splits and results. A warp has 16 kM pairs, in the registers of the matrix
-// instructions.
+// The part of every kernel of prompts that is alike whatever multiplies its (row, head) pairs:
+// queries, masks, the softmax, splits and results. A warp has 16 kM pairs, in the registers of the
+// matrix instructions.
 //
 // Positions after a row's own, or before its window, weigh zero, but zero times NaN is NaN: in
 // blocks that some row sees in part, what is not finite in V is taken out first and added
@@ -31,7 +31,7 @@ class PromptRows {
   using Element = Element16<kType>;
   static constexpr int kGroups = kBlockPositions / 8;
   using Scores = float[kM][kGroups][4];
-  // What threads keep of earlier splits.
+  // Bytes that threads keep of earlier splits.
   static constexpr int kKeptBytes = 4 * Layout::kThreads * State::kKept;
 
   uint32_t query[kM][kD / 16][4];
@@ -65,7 +65,7 @@ class PromptRows {
   TREADLE_DEVICE int FirstBlock() const {
     return FirstSeen(tile_.first_position, p_.window) / kBlockPositions;
   }
-  // What a row does not see is blended out.
+  // Blends out the positions that a row does not see.
   TREADLE_DEVICE void Mask(int block, Scores& scores) const {
     const int first = block * kBlockPositions + 2 * (simt::Lane() & 3);
     TREADLE_UNROLL
@@ -132,7 +132,7 @@ class PromptRows {
       simt::AtomicOr(spoiled, 1);
     }
   }
-  // What is seen has a positive weight, so a sum takes an infinity or a NaN as it is.
+  // A position that is seen has a positive weight, so a sum takes an infinity or a NaN as it is.
   TREADLE_DEVICE void PutBack(int block, const char* taken) {
     for (int p = 0; p < kBlockPositions; ++p) {
       TREADLE_UNROLL

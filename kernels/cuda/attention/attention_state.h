@@ -25,7 +25,7 @@ struct Element16 {
     const uint32_t b[2] = {b0, b1};
     simt::Mma16<kType == DType::kBF16>(d, a, b);
   }
-  // What is infinite or NaN in a pair; zero in the place of the rest.
+  // The infinities and NaNs of a pair; zero in the place of the rest.
   TREADLE_DEVICE static uint32_t NotFinite(uint32_t pair) {
     constexpr uint32_t kLow = kType == DType::kF16 ? 0x7c00u : 0x7f80u;  // the exponent
     constexpr uint32_t kHigh = kLow << 16;
@@ -79,7 +79,7 @@ struct SoftmaxState {
   }
 
   // -- splits -------------------------------------------------------------------------------------
-  // What a thread keeps of the splits before: kKept floats, kStride apart.
+  // A thread's memory of the splits before: kKept floats, kStride apart.
   static constexpr int kKept = kM * (2 * 2 + 4 * kN);
 
   // A split of pair (m, half) ends: it joins those before it (`first`: there are none), and the

@@ -7,12 +7,12 @@
 // sums, and their order, are those of attention_prompt.h; but nobody promises that the unit rounds
 // as a warp's does, so `--deterministic` does without.
 //
-// What a block of 64 positions should cost a multiprocessor, with heads of 128 features (estimates
-// from the machine code): 1024 cycles of matrix unit for both warpgroups, which read 64 bytes of
-// shared memory a cycle meanwhile, and 32 more that copies write; 660 cycles of instructions, with
-// 540 of exponentials among them, of which the scores under way hide about half. So 1250 to 1450
-// cycles: 50 to 60 % of 989 TFLOP/s, less a prompt's first and last block. An H100 took 219 us for
-// 2,048 positions, 20 % of its bf16 peak, and nobody knows yet why
+// The expected cost of a block of 64 positions to a multiprocessor, with heads of 128 features
+// (estimates from the machine code): 1024 cycles of matrix unit for both warpgroups, which read 64
+// bytes of shared memory a cycle meanwhile, and 32 more that copies write; 660 cycles of
+// instructions, with 540 of exponentials among them, of which the scores under way hide about half.
+// So 1250 to 1450 cycles: 50 to 60 % of 989 TFLOP/s, less a prompt's first and last block. An H100
+// took 219 us for 2,048 positions, 20 % of its bf16 peak, and nobody knows yet why
 // (bench/results/2026-11-26-h100.md). Such a block has a multiprocessor for itself (232 registers,
 // 147 KB).
 #pragma once

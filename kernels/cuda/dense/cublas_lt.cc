@@ -143,7 +143,7 @@ bool MakeProblem(const LibraryProduct& product, int64_t rows, Problem& problem) 
          MakeLayout(sums, product.n, rows, product.out_stride, problem.out);
 }
 
-// What decides which algorithms can run.
+// The properties that decide which algorithms can run.
 using Key = std::tuple<int64_t, int64_t, int64_t, DType, bool, bool, uint32_t, uint32_t>;
 
 class RealCublasLt final : public CublasLt {

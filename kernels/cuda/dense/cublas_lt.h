@@ -19,8 +19,8 @@
 namespace treadle::cuda {
 
 // out = x W^T + bias (+ out if accumulate). Products of floats have sums in f32; f32 without TF32.
-// Those of int8 (for benchmarks) have sums in int32, and neither bias nor accumulate; n, k, strides
-// and addresses are multiples of four.
+// Products of int8 (for benchmarks) have sums in int32, and neither bias nor accumulate; n, k,
+// strides and addresses are multiples of four.
 struct LibraryProduct {
   const void* weights = nullptr;  // [n, weight_stride] in `dtype`
   int64_t weight_stride = 0;

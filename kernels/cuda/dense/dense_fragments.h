@@ -1,4 +1,4 @@
-// What the 16-bit kernels of the dense family share: how 16 bytes of weights and of activations
+// The common part of the dense family's 16-bit kernels: how 16 bytes of weights and of activations
 // become two matrix instructions. Device code.
 #pragma once
 

@@ -46,7 +46,7 @@ struct DenseProduct {
   int64_t x_stride = 0;
 };
 
-// What a block of the streaming kernel computes: 16 `features` x 8 `rows`, over all of k.
+// The share of a block of the streaming kernel: 16 `features` x 8 `rows`, over all of k.
 //
 // Bytes that cross from L2 to the multiprocessors per byte of weights: 1 + rows / (16 features), as
 // every block reads all of x. L2 gives about 1.4 times what memory does, so the narrow tiles stay

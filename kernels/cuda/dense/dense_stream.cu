@@ -36,7 +36,8 @@ constexpr int StageWords(int features, int rows) {
 // Floats between two rows of a part's sums: the lanes of a warp then write to different banks.
 constexpr int SumStride(int features) { return 16 * features + 4; }
 
-// What this lane reads: 16 bytes of each of its rows of weights and activations in each half step.
+// The bytes that this lane reads: 16 of each of its rows of weights and activations in each half
+// step.
 template <int kFeatures, int kRows>
 struct Sources {
   const uint16_t* weights[2 * kFeatures];

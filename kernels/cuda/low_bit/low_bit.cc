@@ -76,7 +76,7 @@ class LowBitFamily final : public MatMulFamily {
   }
 
  private:
-  // What products of many rows need, if there are such, and matrices of this family.
+  // Memory for products of many rows, if there are such, and matrices of this family.
   absl::Status AllocateScratch() {
     const bool many = max_rows_ > options_.few_rows.value_or(std::min(kFewRows4, kFewRows8));
     if (!packed_ || !many || options_.deterministic || options_.dtype == DType::kF32) {

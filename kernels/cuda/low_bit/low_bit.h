@@ -16,8 +16,9 @@
 // value can be computed from what is stored, bit for bit. A run is `granule` columns (16, 32, or
 // 64), times 2^run_shift.
 //
-// What does not fit (scales that change within 16 columns, codebooks beyond the range of 16 bits)
-// is kept as floats [n, k] and multiplied by a plain kernel: right, but four bytes a weight.
+// A matrix that does not fit (scales that change within 16 columns, codebooks beyond the range of
+// 16 bits) is kept as floats [n, k] and multiplied by a plain kernel: right, but four bytes a
+// weight.
 //
 // Products of few rows: values of codes enter rounded once to 16 bits (integers of up to 8 bits are
 // exact); scales, offsets and sums are f32. Their order is the same for every number of rows, so
@@ -48,7 +49,7 @@ enum class Second : int32_t { kNone, kOffset, kZero };
 struct LowBitView {
   const uint32_t* codes = nullptr;  // [bands][steps] x StepWords(bits); floats [n, k] if bits = 32
   const std::byte* constants = nullptr;
-  // What the few-rows kernel looks up by a byte of codes, in the activations' type: the values of
+  // The few-rows kernel's table by a byte of codes, in the activations' type: the values of
   // both its nibbles, or of the code twice. [256]
   const uint32_t* pairs = nullptr;
   const float* values = nullptr;  // canonical value of each code [256]

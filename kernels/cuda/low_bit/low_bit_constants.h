@@ -1,5 +1,5 @@
-// What the kernels of low_bit.h's layouts share: which there are, and how constants are read.
-// Device code, but for the first.
+// The common part of the kernels of low_bit.h's layouts: which there are, and how constants are
+// read. Device code, but for the first.
 #pragma once
 
 #include <utility>
@@ -38,7 +38,8 @@ TREADLE_DEVICE int PairBytes(bool half) {
   return (kSecond ? 4 : 2) * (half ? 2 : 4);
 }
 
-// Those of run `run`, as they are stored. pairs: where run 0 of this lane's features begins.
+// The constants of run `run`, as they are stored. pairs: where run 0 of this lane's features
+// begins.
 template <bool kSecond>
 TREADLE_DEVICE simt::Words4 LoadConstants(const std::byte* pairs, int run, bool half) {
   const std::byte* from = pairs + int64_t{run} * (8 * PairBytes<kSecond>(half));

@@ -1,4 +1,4 @@
-// What launches of the few-rows kernel are made of. The kernel: low_bit_few_kernel.h.
+// The sizes of launches of the few-rows kernel. The kernel: low_bit_few_kernel.h.
 #pragma once
 
 #include "kernels/cuda/low_bit/low_bit.h"
@@ -12,7 +12,7 @@ inline constexpr int kTileRows = 8;  // of a matrix instruction
 inline constexpr int kFewTiles = 4;  // of a block, if there are more rows than one tile's
 inline constexpr int kMaxFewSegments = 8;
 inline constexpr int kTableBytes = 256 * simt::kWarp * 4;
-// Of a row's 16 sums in shared memory: rows 2t lie in other banks.
+// The stride of a row's 16 sums in shared memory: rows 2t lie in other banks.
 inline constexpr int kSumStride = 20;
 
 // Blocks that shall run on a multiprocessor at the same time, by their registers: three where they

@@ -9,7 +9,7 @@
 // are offsets, the sum of x over the run is a product with ones. The table and the first codes do
 // not wait for earlier launches.
 //
-// What bounds it, by the machine code for sm_90a and an H200 (4.8 TB/s / 132 / 1.75 GHz = 20.7
+// Its bounds, by the machine code for sm_90a and an H200 (4.8 TB/s / 132 / 1.75 GHz = 20.7
 // bytes a cycle for each multiprocessor; it issues 4 warp instructions and moves 128 bytes of
 // shared memory or L1 a cycle). A step of a band, 1024 codes, takes
 //                           instructions   cycles of bytes at full speed, and slots meanwhile
@@ -29,14 +29,14 @@
 
 namespace treadle::cuda::low_bit {
 
-// What a warp reads of a step before it multiplies.
+// The words that a warp reads of a step before it multiplies.
 template <int kBits, int kGranule, bool kSecond>
 struct Step {
   simt::Words4 codes[kBits / 4];
   simt::Words4 constants[kStepColumns / kGranule];  // as they are stored; f16: the first half
 };
 
-// What a warp needs of the band that it works on.
+// The band that a warp works on.
 struct Band {
   const uint32_t* codes;  // of this lane, at step 0
   const std::byte* constants;
@@ -95,7 +95,7 @@ struct LaneX {
       LoadX<kGranule>(rows[tile] + step * kStepColumns, raw[tile]);
     }
   }
-  // What was loaded last.
+  // Takes what Load has loaded last.
   TREADLE_DEVICE void Fragments(uint32_t (&b)[kTiles][4][2]) const {
     TREADLE_UNROLL
     for (int tile = 0; tile < kTiles; ++tile) {

@@ -147,7 +147,7 @@ struct Int8TilesPlan {
 Int8TilesPlan ChooseInt8Tiles(const Int8TilesShape& shape, int multiprocessors,
                               int most_rows = 256);
 int64_t Int8Tiles(const Int8TilesShape& shape, const Int8TilesPlan& plan);
-// What LaunchInt8Tiles calls for a plan of kInt8WarpgroupFeatures, and whether it could.
+// LaunchInt8Tiles' call for a plan of kInt8WarpgroupFeatures, and whether it could.
 void LaunchInt8Warpgroups(Device& device, const Int8Product& product, uint32_t blocks);
 bool Int8WarpgroupsFit(const DeviceProperties& machine, int64_t k);
 size_t Int8SumBytes(int multiprocessors);

@@ -111,7 +111,7 @@ inline uint32_t Int8QuantizeThreads(int64_t k) {
   return static_cast<uint32_t>(threads < kInt8QuantizeThreads ? threads : kInt8QuantizeThreads);
 }
 
-// What a block that quantizes a row shares.
+// The shared memory of a block that quantizes a row.
 struct Int8QuantizeShared {
   uint32_t absmax_bits;
   uint32_t outliers;

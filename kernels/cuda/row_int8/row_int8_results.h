@@ -6,7 +6,7 @@
 
 namespace treadle::cuda {
 
-// What a lane has: D of kTiles tiles of 16 features x kRows tiles of 8 rows.
+// The sums of a lane: D of kTiles tiles of 16 features x kRows tiles of 8 rows.
 template <int kTiles, int kRows>
 using LaneSums = int32_t[kTiles][kRows][4];
 
@@ -190,7 +190,7 @@ TREADLE_DEVICE void FinishTile(const Int8Input& input, const Int8Segment& segmen
 // All leave their sums, which are integers and exact, in memory, and the one that comes last adds
 // them up.
 
-// What a block computes: units [begin, end) of a tile; part `split` of `splits`.
+// The work of a block: units [begin, end) of a tile; part `split` of `splits`.
 struct TileShare {
   int tile = 0;
   int split = 0;

@@ -42,7 +42,7 @@ TREADLE_DEVICE void Pin(uint32_t (&a)[4]) {
   for (int i = 0; i < 4; ++i) asm volatile("" : "+r"(a[i])::"memory");
 }
 
-// What is computed from `value` after this is not what was computed from it before.
+// Keeps the compiler from using, after this, what it computed from `value` before.
 TREADLE_DEVICE void Pin(int& value) { asm volatile("" : "+r"(value)::"memory"); }
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)

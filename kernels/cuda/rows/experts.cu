@@ -42,7 +42,7 @@ struct RouteParams {
 
 TREADLE_DEVICE float Sigmoid(float x) { return simt::Divide(1.0f, 1.0f + simt::Exp(-x)); }
 
-// What experts are chosen by: NaN is less than all else.
+// The key that experts are chosen by: NaN is less than all else.
 TREADLE_DEVICE float KeyOf(const Routing& routing, const float* logits, int expert) {
   float key = logits[expert];
   if (routing.sigmoid && routing.bias != nullptr) key = Sigmoid(key) + routing.bias[expert];

@@ -18,7 +18,7 @@ struct RowOutput {
   DType dtype = DType::kF32;
 };
 
-// What kernels/backend.h asks of an output that is made of `input`.
+// An output that is made of `input`, as kernels/backend.h asks.
 inline RowOutput OutputOf(const Tensor& out, const Tensor& input) {
   if (out.dtype != DType::kF32) {
     TREADLE_CHECK(out.dtype == DType::kF16 || out.dtype == DType::kBF16);

@@ -23,7 +23,7 @@
 
 namespace treadle::cuda {
 
-// What packing has to know besides the batch.
+// The numbers that packing needs besides the batch.
 struct PackOptions {
   int64_t rows = 0;         // at least so many; those beyond the batch belong to no sequence
   int64_t page_size = 0;    // 0: page ids are left out
@@ -85,7 +85,7 @@ class BatchUpload {
   // the copy of the batch before the last one is still on its way.
   absl::Status Upload(const BatchInput& batch, const PackOptions& options);
 
-  // What the last Upload described.
+  // The batch of the last Upload.
   const DeviceBatch& batch() const { return packed_.batch; }
   const int32_t* positions() const { return packed_.positions; }
   // Changes whenever device addresses do.

@@ -42,7 +42,7 @@ struct LaunchShape {
   size_t shared_bytes = 0;  // above 48 KB is asked of the driver
 };
 
-// What a graph that was captured is replayed by. Belongs to its device.
+// A captured graph, to be replayed. Belongs to its device.
 class Graph {
  public:
   virtual ~Graph() = default;

@@ -1,4 +1,4 @@
-// What headers of kernels need that host code includes as well: the words for functions of a
+// Words for headers of kernels that host code includes as well: those for functions of a
 // device, and the types of one access. nvcc gives them their meaning; for other compilers (host
 // code, and the emulation, tests/emulation) such a function is one like others.
 #pragma once

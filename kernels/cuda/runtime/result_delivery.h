@@ -37,7 +37,7 @@ class ResultDelivery {
     void* host = nullptr;
     int64_t announced_row = -1;  // of the batch's samples; -1: no part of them
   };
-  // What has been taken since the last flush.
+  // The results that were taken since the last flush.
   struct Pending {
     std::vector<Expected> expected;
     size_t taken = 0;

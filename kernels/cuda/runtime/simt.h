@@ -1,4 +1,4 @@
-// What kernels of this folder need from the machine, and nothing else: built-in indices, barriers,
+// The machine as kernels of this folder need it, and nothing else: built-in indices, barriers,
 // warp exchanges, matrix instructions, asynchronous copies, conversions.
 //
 // Kernels are written once, in .cu files, and compiled twice: by nvcc for a GPU (this header), and

@@ -27,7 +27,7 @@ TREADLE_KERNEL(kScanThreads) void ScanKernel(SampleParams p) {
 
 // -- histogram ------------------------------------------------------------------------------------
 
-// What a row is drawn from at length.
+// The logits that a row is drawn from, all of them.
 TREADLE_DEVICE const float* DrawnLogits(const SampleParams& p, const DeviceSampleRow& row, int i) {
   return IsChanged(row) ? p.scratch.changed + int64_t{i} * p.vocab : p.logits + i * p.stride;
 }

@@ -1,4 +1,5 @@
-// What a block of the sampling kernels does together: reductions, a search in running sums, a sort.
+// The work that a block of the sampling kernels does together: reductions, a search in running
+// sums, a sort.
 //
 // Every function is called by all threads of the block and ends with a barrier, so that the shared
 // memory it was given may be used again at once; what is to be read from shared memory must have
@@ -63,7 +64,7 @@ struct Place {
   Mass own;
 };
 
-// What a search compares with its target.
+// The sum that a search compares with its target.
 enum class Measure { kWeight, kCount };
 TREADLE_DEVICE uint64_t Of(Mass mass, Measure measure) {
   return measure == Measure::kCount ? mass.count : mass.weight;

@@ -1,4 +1,4 @@
-// What the sampling kernels are told: the parameters of a launch, its scratch memory, and what a
+// The arguments of the sampling kernels: the parameters of a launch, its scratch memory, and what a
 // row asks.
 #pragma once
 

@@ -38,7 +38,7 @@ class GgufCheckpoint final : public Checkpoint {
   bool ReadBias(const Architecture& architecture, Presence bias, std::initializer_list<Part> parts);
 
   std::unique_ptr<GgufFile> file_;
-  // Of biases that the file leaves out, and numbers that its metadata have.
+  // Biases that the file leaves out, and numbers that its metadata have.
   std::vector<std::vector<std::byte>> zeros_;
 };
 
@@ -242,8 +242,8 @@ absl::Status GgufCheckpoint::ReadStates(const std::string& prefix) {
   return absl::OkStatus();
 }
 
-// What a file lists for each layer, or says once of all: heads of K and V, and inner features; and
-// sizes of local layers' heads. A layer without its own V takes its keys' products.
+// Reads sizes that a file lists for each layer, or says once of all: heads of K and V, and inner
+// features; and sizes of local layers' heads. A layer without its own V takes its keys' products.
 absl::Status GgufCheckpoint::ReadLayerSizes(const std::string& prefix) {
   std::vector<bool> global;
   for (int64_t i = 0; i < config_.layers; ++i) global.push_back(!config_.Local(i));

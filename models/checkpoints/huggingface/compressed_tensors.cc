@@ -196,7 +196,7 @@ absl::StatusOr<MatrixConstants> ReadNvfp4Constants(const SafetensorsEntry& scale
     if ((code & 127) == 127) {
       return EntryError(scale, "is NaN at element ", i, ", expected finite scales");
     }
-    // Of twice the values, which the codebook has.
+    // The codebook has twice the values.
     const float own = divides ? e4m3[code] / factor : e4m3[code] * factor;
     constants.scales.push_back(own / 2);
   }

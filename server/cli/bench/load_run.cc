@@ -126,7 +126,7 @@ Json AboutRun(const LoadRunOptions& options, const LoadTarget::Limits& limits,
   }
   if (options.report.steady_from > 0) about["steady_state_from"] = options.report.steady_from;
   about["temperature"] = options.replay.temperature;
-  // What the server takes for the parameters of sampling that are not sent.
+  // The parameters of sampling that the server uses where none are sent.
   about["server_sampling_defaults"] = Json::parse(limits.sampling_defaults, nullptr, false);
   if (about["server_sampling_defaults"].is_discarded()) {
     about["server_sampling_defaults"] = "not told by this protocol";
@@ -134,7 +134,7 @@ Json AboutRun(const LoadRunOptions& options, const LoadTarget::Limits& limits,
   return about;
 }
 
-// What has been replayed, and what is said of it.
+// The runs that were replayed, and the report of them.
 class Reports {
  public:
   Reports(const LoadRunOptions& options, LoadTarget::Limits limits)

@@ -1,5 +1,5 @@
-// What `treadle bench serve` does once it knows its options: traces at rates and seeds, one after
-// the other, or a search for a rate, and the report of it all.
+// `treadle bench serve`, once it knows its options: traces at rates and seeds, one after the other,
+// or a search for a rate, and the report of it all.
 //
 // Thread safety: none.
 #pragma once
@@ -34,7 +34,7 @@ struct LoadRunOptions {
   std::string save_result;
   std::string html;
   bool json = false;
-  // What is said of the target.
+  // The target, for the report.
   std::string target;
   std::string protocol;
   std::string metrics_url;  // empty: none

@@ -95,7 +95,7 @@ absl::StatusOr<std::string> RunFigure(const SimulateFlags& flags) {
   return flags.json ? ToJson(figure) : ToTable(figure);
 }
 
-// What a trace runs on, and how the report describes it.
+// The machine that a trace runs on, and how the report describes it.
 struct Machine {
   std::function<absl::StatusOr<SimulationResult>(const std::vector<TraceEntry>&)> run;
   std::string text;

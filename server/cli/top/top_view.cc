@@ -206,7 +206,7 @@ void AddNumbers(const TopNumbers& n, int width, Rows& lines) {
   AddHistory(n, width, lines);
 }
 
-// Those that run, then those that wait, in `room` lines.
+// Adds requests that run, then those that wait, in `room` lines.
 void AddRequests(const TopNumbers& n, size_t room, Rows& lines) {
   if ((n.longest.empty() && n.longest_waiting.empty()) || room < 3) return;
   const size_t most = lines.size() + room;

@@ -1,5 +1,5 @@
-// What models write between the marks of a call where that is not {"name": ..., "arguments": ...}.
-// Each function reads all that stands there; nothing unless it is whole calls. Sources: the models'
+// Text between the marks of a call where models do not write {"name": ..., "arguments": ...}. Each
+// function reads all that stands there; nothing unless it is whole calls. Sources: the models'
 // chat templates, and the pages of vLLM's tool parsers.
 //
 // Pure functions; any thread.

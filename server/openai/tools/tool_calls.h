@@ -43,7 +43,7 @@ struct ToolFormat {
   const ToolFormat& Held() const;
   // The name of an answer's n-th call.
   std::string CallId(std::string_view answer, int64_t n) const;
-  // What stands before and behind the arguments of a call.
+  // The text before and behind the arguments of a call.
   std::string Begin(std::string_view function) const;
   std::string End() const;
 };
@@ -53,7 +53,7 @@ const ToolFormat* FindToolFormat(std::string_view chat_template);
 // Hermes'; the server teaches it to models whose template knows no tools (generic_tools.h).
 const ToolFormat& GenericToolFormat();
 
-// What became settled.
+// The text that became settled.
 struct ToolText {
   std::string content;
   std::vector<ToolCall> calls;  // without ids
@@ -69,7 +69,7 @@ class ToolCallReader {
       : format_(&format), parallel_(parallel), texts_(std::move(texts)) {}
 
   ToolText Push(std::string_view text);
-  // What was held back; the answer has ended.
+  // The text that was held back; the answer has ended.
   ToolText Finish();
   // Whether a call was told.
   bool called() const { return calls_ > 0; }

@@ -1,4 +1,4 @@
-// What a chat's request says of tools. Errors are InvalidArgument and begin with the field's name.
+// The tools of a chat's request. Errors are InvalidArgument and begin with the field's name.
 // Pure functions; any thread.
 #pragma once
 
