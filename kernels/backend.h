@@ -48,6 +48,8 @@ namespace treadle {
 //           stores as floats. Of each 32 k in turn, fma(w, x, sum) of the even ones is a chain from
 //           0, that of the odd ones another, and y += even + odd; in all of these subnormal numbers
 //           are zeros. The other matrices run as in kInt16.
+//   kMixed: kInt8 for the matrices whose MatrixSource::coarse is set, but for apart formats; else
+//           kInt16.
 //   kAuto:  what the backend recommends for the format (documented at the backend).
 // "k", and the blocks of activations, follow MatrixConstants::input_order where a matrix has one.
 // Apart formats with a codebook of floats run exact with w = scale * (codebook[code] -
@@ -59,13 +61,18 @@ namespace treadle {
 // 2^-100 count as zeros. y = (sum of code * q, exact) * (scale * dx), then for the outliers'
 // columns in ascending order: y = fma(scale * code, x, y). NaN is an outlier; it spoils its own row
 // only.
-enum class ComputeMode : uint8_t { kAuto, kExact, kInt8, kInt16, kBf16 };
-inline constexpr Choice<ComputeMode> kComputeModes[] = {{"auto", ComputeMode::kAuto},
-                                                        {"exact", ComputeMode::kExact},
-                                                        {"int8", ComputeMode::kInt8},
-                                                        {"int16", ComputeMode::kInt16},
-                                                        {"bf16", ComputeMode::kBf16}};
+enum class ComputeMode : uint8_t { kAuto, kExact, kInt8, kInt16, kBf16, kMixed };
+inline constexpr Choice<ComputeMode> kComputeModes[] = {
+    {"auto", ComputeMode::kAuto},   {"exact", ComputeMode::kExact}, {"int8", ComputeMode::kInt8},
+    {"int16", ComputeMode::kInt16}, {"bf16", ComputeMode::kBf16},   {"mixed", ComputeMode::kMixed}};
 constexpr std::string_view Name(ComputeMode compute) { return WordOf(kComputeModes, compute); }
+// The mode of one matrix's products: kBf16 and kMixed are several.
+inline ComputeMode ModeOf(ComputeMode compute, const MatrixSource& source) {
+  if (compute == ComputeMode::kBf16) return source.of_layer ? compute : ComputeMode::kInt16;
+  if (compute != ComputeMode::kMixed) return compute;
+  const bool coarse = source.of_layer && source.coarse && !source.format->apart();
+  return coarse ? ComputeMode::kInt8 : ComputeMode::kInt16;
+}
 
 // A weight matrix in the backend's own layout. Opaque; constant once made.
 class PackedMatrix {

@@ -264,7 +264,8 @@ absl::Status Decoder::LoadTensor(WeightLoader& loader, const TensorRow& row,
       .columns = PartsOf(row.columns, shape),
       .lookup_only =
           row.part == Part::kLayerEmbedding ||
-          (!InLayer(row.part) && row.part != Part::kLayerInputProjection && !last_stage())};
+          (!InLayer(row.part) && row.part != Part::kLayerInputProjection && !last_stage()),
+      .coarse = BearsCoarse(row.part)};
   const bool gated = row.rows == Extent::kGatedQueries && config_.gated_attention;
   if (gated || row.rows == Extent::kBetaDecay) {  // two layers in one matrix
     const std::vector<ShardRange> both = spec.rows;

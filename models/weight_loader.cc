@@ -34,6 +34,7 @@ WeightLoader::WeightLoader(const Checkpoint& checkpoint, Backend& backend,
 absl::StatusOr<std::unique_ptr<PackedMatrix>> WeightLoader::PackPart(MatrixSource whole,
                                                                      const LinearSpec& spec) {
   whole.of_layer = RoleOf(spec.name + ".weight") == MatrixRole::kLayer;
+  whole.coarse = spec.coarse;
   const std::vector<int32_t> rows = PartRows(spec);
   const bool all_columns =
       spec.columns.empty() || (spec.columns.size() == 1 && spec.columns[0].size() == spec.k);
@@ -63,6 +64,7 @@ absl::StatusOr<std::unique_ptr<PackedMatrix>> WeightLoader::PackPart(MatrixSourc
   const MatrixSlice part = JoinColumns(std::move(parts));
   MatrixSource source = part.source();
   source.of_layer = whole.of_layer;
+  source.coarse = whole.coarse;
   return backend_.Pack(source);
 }
 

@@ -41,6 +41,7 @@ class WeightLoader {
     std::vector<ShardRange> columns = {};
     // Nothing is multiplied with it: rows are looked up, as they are stored where the backend can.
     bool lookup_only = false;
+    bool coarse = false;  // MatrixSource::coarse
   };
   absl::StatusOr<Linear> LoadLinear(const LinearSpec& spec);
 

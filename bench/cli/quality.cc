@@ -163,7 +163,8 @@ int BenchAccuracy(int argc, char** argv) {
   AddQualityFlags(app, flags);
   AddVariantFlags(app, flags.forcing);
   app.get_option("--compute")
-      ->description("exact, int8, int16, bf16 or auto; default: int16, or exact with --weights");
+      ->description(
+          "exact, int8, int16, mixed, bf16 or auto; default: int16, or exact with --weights");
   app.get_option("--kv-dtype")
       ->description("f16, f32 or int8; default: f16, or f32 with --weights");
   app.add_option("--weights", flags.weights,

@@ -36,7 +36,7 @@ absl::StatusOr<Buffer> CpuOps::Allocate(size_t bytes) {
 }
 
 absl::StatusOr<std::unique_ptr<PackedMatrix>> CpuOps::Pack(const MatrixSource& source) {
-  return PackMatrix(source, PackTargetOf(isa_, compute_, source.of_layer), pool_, arena_);
+  return PackMatrix(source, PackTargetOf(isa_, compute_, source), pool_, arena_);
 }
 
 void CpuOps::Embed(const PackedMatrix& table, std::span<const int32_t> ids, int32_t first_id,

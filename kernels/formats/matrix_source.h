@@ -62,6 +62,8 @@ struct MatrixSource {
   // A layer's matrix: only ever multiplied with (Backend::MatMul), never looked up, and no head. A
   // backend may keep less of it; ComputeMode::kBf16 is for these.
   bool of_layer = false;
+  // With of_layer: the answers bear activations of 8 bits here (ComputeMode::kMixed).
+  bool coarse = false;
 
   // The source's row that is the packed matrix's row `row`.
   int64_t SourceRow(int64_t row) const { return row_order.empty() ? row : row_order[row]; }

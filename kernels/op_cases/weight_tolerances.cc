@@ -41,7 +41,7 @@ class KeptMatrix final : public PackedMatrix {
     const float threshold = constants_.outlier_threshold;
     return threshold > 0 && !(std::fabs(x) < threshold);
   }
-  bool of_layer() const { return source_.of_layer; }
+  const MatrixSource& source() const { return source_; }
   OutlierRule outlier_rule() const { return constants_.outlier_rule; }
 
   // The values of row n, in canonical decoding. [k]
@@ -115,7 +115,7 @@ class ProductError {
       : x_(x),
         projection_(projection),
         weight_(Kept(*projection.weight)),
-        compute_(ModeOf(weight_, arithmetic.compute)),
+        compute_(ModeOf(arithmetic.compute, weight_.source())),
         products_(weight_.row_int8() ? DType::kF32 : arithmetic.products),
         rounds_codebook_(compute_ == ComputeMode::kInt16 && weight_.format().apart() &&
                          !weight_.row_int8()) {}
@@ -149,12 +149,6 @@ class ProductError {
   }
 
  private:
-  // The mode of this weight's products: what a backend's mode means for it.
-  static ComputeMode ModeOf(const KeptMatrix& weight, ComputeMode mode) {
-    if (mode != ComputeMode::kBf16) return mode;
-    return weight.of_layer() ? ComputeMode::kBf16 : ComputeMode::kInt16;
-  }
-
   // How many roundings separate a product from its definition, each of the sum of magnitudes.
   double Roundings(int64_t row) const {
     // k sequential sums walk like a random path; a few more for decoding, scales, bias, residual.

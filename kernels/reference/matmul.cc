@@ -27,11 +27,11 @@ namespace {
 
 class FloatMatrix final : public PackedMatrix {
  public:
-  explicit FloatMatrix(const MatrixSource& source)
+  FloatMatrix(const MatrixSource& source, ComputeMode compute)
       : format_(*source.format),
         n_(source.n),
         k_(source.k),
-        of_layer_(source.of_layer),
+        mode_(ModeOf(compute, source)),
         values_(static_cast<size_t>(n_ * k_)) {
     if (source.constants == nullptr) return;
     outlier_threshold_ = source.constants->outlier_threshold;
@@ -43,7 +43,7 @@ class FloatMatrix final : public PackedMatrix {
   size_t bytes() const override { return values_.size() * sizeof(float); }
   float* Row(int64_t row) { return values_.data() + row * k_; }
   const float* Row(int64_t row) const { return values_.data() + row * k_; }
-  bool of_layer() const { return of_layer_; }
+  ComputeMode mode() const { return mode_; }  // of its products
   float outlier_threshold() const { return outlier_threshold_; }
   OutlierRule outlier_rule() const { return outlier_rule_; }
 
@@ -51,7 +51,7 @@ class FloatMatrix final : public PackedMatrix {
   const WeightFormat& format_;
   const int64_t n_;
   const int64_t k_;
-  const bool of_layer_;
+  const ComputeMode mode_;
   std::vector<float> values_;  // [n, k]
   float outlier_threshold_ = 0;
   OutlierRule outlier_rule_ = OutlierRule::kPerRow;
@@ -105,7 +105,7 @@ std::span<const float> WeightRow(const PackedMatrix& matrix, int64_t row) {  // 
 
 absl::StatusOr<std::unique_ptr<PackedMatrix>> ReferenceBackend::Pack(const MatrixSource& source) {
   TREADLE_RETURN_IF_ERROR(CheckMatrixSource(source));
-  auto matrix = std::make_unique<FloatMatrix>(source);
+  auto matrix = std::make_unique<FloatMatrix>(source, compute_);
   for (int64_t row = 0; row < source.n; ++row) {
     DecodeSourceRow(source, source.SourceRow(row), matrix->Row(row));
   }
@@ -129,20 +129,17 @@ void ReferenceBackend::Embed(const PackedMatrix& table, std::span<const int32_t>
 
 void ReferenceBackend::MatMul(Tensor x, std::span<const Projection> projections) {
   for (int64_t row = 0; row < x.rows; ++row) {
-    const auto exact = Activations(x.Row<float>(row), x.cols, ComputeMode::kExact);
-    const bool bf16 = compute_ == ComputeMode::kBf16;
-    const auto quantized = x.cols % 32 == 0 ? Activations(x.Row<float>(row), x.cols,
-                                                          bf16 ? ComputeMode::kInt16 : compute_)
-                                            : exact;
     for (const Projection& projection : projections) {
       const auto& weight = static_cast<const FloatMatrix&>(*projection.weight);
       TREADLE_CHECK(weight.k() == x.cols && weight.n() == projection.out.cols);
       const Tensor rows = x.Rows(projection.first_row, projection.out.rows);
       if (row < projection.first_row || row >= projection.first_row + rows.rows) continue;
-      std::vector<double> values = weight.format().group > 0 ? quantized : exact;
+      const bool blocks = weight.format().group > 0 && x.cols % 32 == 0;
+      std::vector<double> values =
+          Activations(x.Row<float>(row), x.cols, blocks ? weight.mode() : ComputeMode::kExact);
       const bool row_int8 = weight.format().activations == ActivationPolicy::kRowInt8;
-      const bool rounds = bf16 && weight.of_layer() && !row_int8;
-      if (rounds) std::transform(exact.begin(), exact.end(), values.begin(), ToBf16);
+      const bool rounds = weight.mode() == ComputeMode::kBf16 && !row_int8;
+      if (rounds) std::ranges::transform(values, values.begin(), ToBf16);
       if (row_int8) {
         values = RowInt8Activations(rows, row - projection.first_row, weight.outlier_threshold(),
                                     weight.outlier_rule());

@@ -94,6 +94,15 @@ constexpr bool InExperts(Part part) {
   return part >= Part::kExpertGate && part <= Part::kExpertDown;
 }
 
+// Whether answers bear its activations in 8 bits (ComputeMode::kMixed), by the divergence that each
+// part alone brings (docs/quantization.md).
+constexpr bool BearsCoarse(Part part) {
+  constexpr Part kParts[] = {Part::kQ,          Part::kAttentionOutput, Part::kGate,
+                             Part::kDown,       Part::kExpertGate,      Part::kExpertDown,
+                             Part::kSharedGate, Part::kSharedDown};
+  return std::ranges::find(kParts, part) != std::end(kParts);
+}
+
 // The kind of a tensor's rows or columns. Ranks divide some of these among them: a matrix with
 // such rows is column-parallel, one with such columns row-parallel (tensor_parallel.h).
 enum class Extent {

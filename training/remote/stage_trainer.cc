@@ -54,7 +54,7 @@ absl::Status CheckArithmetic(const control::Configure& stage, const Decoder& mod
     return Unimplemented("training on a stage of ", stage.tensor_parallel(), " ranks");
   }
   const auto mode = ValueOf(kComputeModes, stage.compute());
-  if (mode == ComputeMode::kInt8 || mode == ComputeMode::kBf16) {
+  if (mode == ComputeMode::kInt8 || mode == ComputeMode::kBf16 || mode == ComputeMode::kMixed) {
     return Unimplemented("training on a stage whose weights are packed for --compute ",
                          stage.compute(), ", expected auto, int16 or exact");
   }

@@ -23,7 +23,8 @@ MatMulKernel KernelOfRows(CpuIsa isa, ComputeMode compute) {
       return {kMatMulInt8[isa], kQuantizeInt8[isa], kInt8Bytes, false};
     case ComputeMode::kAuto:
     case ComputeMode::kInt16:
-    case ComputeMode::kBf16:  // of other matrices than layers'
+    case ComputeMode::kBf16:   // of other matrices than layers'
+    case ComputeMode::kMixed:  // of matrices that are not coarse
       break;
   }
   return {kMatMulInt16[isa], kQuantizeInt16[isa], kInt16Bytes, true};
@@ -55,36 +56,43 @@ int64_t RowTileBytes(const TileKernel& kernel, int64_t k) { return Blocks(k) * k
 
 }  // namespace
 
-PackTarget PackTargetOf(CpuIsa isa, ComputeMode compute, bool of_layer) {
-  if (compute == ComputeMode::kBf16 && of_layer) {
+PackTarget PackTargetOf(CpuIsa isa, ComputeMode compute, const MatrixSource& source) {
+  const ComputeMode mode = ModeOf(compute, source);
+  if (mode == ComputeMode::kBf16) {
     return {.table_bits = 8,
             .inline_codes = true,
             .isa = isa,
             .bf16 = true,
             .tiles = isa == CpuIsa::kAmx};
   }
-  const MatMulKernel kernel = KernelOf(isa, compute);
+  const MatMulKernel kernel = KernelOf(isa, mode);
   // Bits of the largest table whose lookup takes less time than reading integers. A permutation
   // looks at 16 bytes with AVX2, at 64 words with AVX-512, and at 128 bytes with VBMI.
   const int bits = isa >= CpuIsa::kAvx512Vbmi ? 8 : isa == CpuIsa::kAvx512 ? 7 : 5;
   return {.table_bits = kernel.codebooks ? bits : 8,
           .inline_codes = kernel.codebooks || kernel.quantize == nullptr,
-          .isa = isa};
+          .isa = isa,
+          .coarse = compute == ComputeMode::kMixed && mode == ComputeMode::kInt8};
 }
 
 CpuMatMul::CpuMatMul(ThreadPool& pool, CpuIsa isa, ComputeMode compute)
-    : pool_(pool), kernel_(KernelOf(isa, compute)), row_activations_(isa) {}
+    : pool_(pool),
+      kernel_(KernelOf(isa, compute)),
+      coarse_kernel_(KernelOf(isa, ComputeMode::kInt8)),
+      row_activations_(isa) {}
 
 // Matrices that were quantized with the same inputs have equal orders in places of their own.
-size_t CpuMatMul::InputFor(const int32_t* order, int64_t k, bool bf16) {
-  const size_t bytes = static_cast<size_t>(k) * sizeof(int32_t);
+size_t CpuMatMul::InputFor(const PackedView& view) {
+  const int32_t* const order = view.input_order;
+  const MatMulKernel* const kernel = &KernelFor(view);
+  const size_t bytes = static_cast<size_t>(view.k) * sizeof(int32_t);
   for (size_t i = 0; i < inputs_.size(); ++i) {
-    if (inputs_[i].bf16 != bf16) continue;
+    if (inputs_[i].bf16 != view.bf16 || inputs_[i].kernel != kernel) continue;
     const int32_t* known = inputs_[i].order;
     const bool both = known != nullptr && order != nullptr;
     if (known == order || (both && std::memcmp(known, order, bytes) == 0)) return i;
   }
-  inputs_.push_back({.order = order, .bf16 = bf16});
+  inputs_.push_back({.order = order, .bf16 = view.bf16, .kernel = kernel});
   return inputs_.size() - 1;
 }
 
@@ -104,7 +112,8 @@ void CpuMatMul::Plan(const Tensor& x, std::span<const Projection> projections) {
     const int64_t groups = (matrix.n() + kGroupFeatures - 1) / kGroupFeatures;
     const PackedView& view = matrix.view();
     const bool row_int8 = view.kind == PackKind::kRowInt8;
-    const TileKernel* tiles = view.bf16 ? &kernel_.bf16_tiles : &kernel_.tiles;
+    const MatMulKernel& kernel = KernelFor(view);
+    const TileKernel* tiles = view.bf16 ? &kernel.bf16_tiles : &kernel.tiles;
     if (!view.bf16 && !(TilesPay(out.rows) && HasTiles(view.kind))) tiles = nullptr;
     if (tiles != nullptr && tiles->run == nullptr) tiles = nullptr;
     const bool row_tiles =
@@ -114,22 +123,22 @@ void CpuMatMul::Plan(const Tensor& x, std::span<const Projection> projections) {
                      groups_,
                      projection.first_row,
                      out.rows,
-                     InputFor(view.input_order, x.cols, view.bf16),
+                     InputFor(view),
                      row_int8 ? row_activations_.Add(view) : -1,
                      tiles != nullptr ? tiles->run
                      : row_tiles      ? kernel_.run_row_int8_tiles
-                     : view.bf16      ? kernel_.run_bf16
-                                      : kernel_.run,
+                     : view.bf16      ? kernel.run_bf16
+                                      : kernel.run,
                      tiles != nullptr});
     groups_ += groups;
-    const bool blocks = matrix.format().group > 0 || (HasCodes(view.kind) && kernel_.codebooks);
+    const bool blocks = matrix.format().group > 0 || (HasCodes(view.kind) && kernel.codebooks);
     Input& input = inputs_[jobs_.back().input];
     if (tiles != nullptr) {
       input.tile_kernel = tiles;
     } else if (view.bf16) {
       input.round = true;
     } else {
-      input.quantize |= kernel_.quantize != nullptr && blocks;
+      input.quantize |= kernel.quantize != nullptr && blocks;
     }
   }
 }
@@ -139,7 +148,9 @@ void CpuMatMul::ReserveScratch(const Tensor& x) {
   const size_t cols = static_cast<size_t>(x.cols);
   const auto padded_cols = static_cast<size_t>(Blocks(x.cols) * kBlockValues);
   const size_t float_bytes = rows * padded_cols * sizeof(float);
-  const size_t code_bytes = rows * cols * static_cast<size_t>(kernel_.code_bytes);
+  const auto code_bytes = [&](const Input& input) {
+    return rows * cols * static_cast<size_t>(input.kernel->code_bytes);
+  };
   const size_t block_bytes = rows * (cols / kBlockValues) * sizeof(ActivationBlock);
   const size_t row_tiles = (rows + kTileRows - 1) / kTileRows;
   // Tiles may have rows before and behind those of a job.
@@ -151,7 +162,7 @@ void CpuMatMul::ReserveScratch(const Tensor& x) {
     if (input.order != nullptr) bytes += ScratchMemory::Aligned(float_bytes);
     if (input.round) bytes += ScratchMemory::Aligned(float_bytes);
     if (input.quantize) {
-      bytes += ScratchMemory::Aligned(code_bytes) + ScratchMemory::Aligned(block_bytes);
+      bytes += ScratchMemory::Aligned(code_bytes(input)) + ScratchMemory::Aligned(block_bytes);
     }
     if (input.tile_kernel != nullptr) {
       bytes += ScratchMemory::Aligned(
@@ -169,7 +180,7 @@ void CpuMatMul::ReserveScratch(const Tensor& x) {
                                   static_cast<int64_t>(padded_cols));
     }
     if (input.quantize) {
-      input.codes = memory_.Take<int8_t>(code_bytes);
+      input.codes = memory_.Take<int8_t>(code_bytes(input));
       input.blocks = memory_.Take<ActivationBlock>(block_bytes);
     }
     if (input.tile_kernel == nullptr) continue;
@@ -196,8 +207,8 @@ void CpuMatMul::PrepareRows(const Tensor& x, const Input& input, int64_t begin, 
     const float* values = input.x.Row<float>(row);
     if (input.round) kernel_.round_row(values, x.cols, input.rounded.Row<float>(row));
     if (!input.quantize) continue;
-    kernel_.quantize(values, x.cols, input.codes + row * x.cols * kernel_.code_bytes,
-                     input.blocks + row * blocks);
+    input.kernel->quantize(values, x.cols, input.codes + row * x.cols * input.kernel->code_bytes,
+                           input.blocks + row * blocks);
   }
   if (input.tile_kernel == nullptr) return;
   for (int64_t row = begin; row < end;) {
@@ -230,7 +241,7 @@ void CpuMatMul::RunGroups(int worker, int64_t begin, int64_t end) {
       input.x = from.rounded.Row<float>(job.first_row);
       input.x_stride = from.rounded.stride;
     } else if (from.quantize) {
-      input.codes = from.codes + job.first_row * k * kernel_.code_bytes;
+      input.codes = from.codes + job.first_row * k * from.kernel->code_bytes;
       input.blocks = from.blocks + job.first_row * (k / kBlockValues);
     }
     if (job.row_int8 >= 0) input.row_int8 = row_activations_.input(job.row_int8, job.first_row);

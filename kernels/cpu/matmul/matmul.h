@@ -18,8 +18,8 @@
 
 namespace treadle {
 
-// How CpuMatMul wants matrices: a layer's, and others.
-PackTarget PackTargetOf(CpuIsa isa, ComputeMode compute, bool of_layer);
+// How CpuMatMul wants a matrix.
+PackTarget PackTargetOf(CpuIsa isa, ComputeMode compute, const MatrixSource& source);
 
 // A kernel that takes rows in tiles; none if `run` is null.
 struct TileKernel {
@@ -59,10 +59,11 @@ class CpuMatMul {
     MatMulFunction* run;
     bool tiles;  // whether of rows in tiles
   };
-  // The shared input in one order of its features, for bf16 products or others.
+  // The shared input in one order of its features, for bf16 products or others of one kernel.
   struct Input {
     const int32_t* order;  // [k]; null: as it is
     bool bf16;
+    const MatMulKernel* kernel;
     bool quantize = false, round = false;     // for kernels of rows
     const TileKernel* tile_kernel = nullptr;  // for a kernel of tiles
     Tensor x = {};                            // [rows, k], in this order
@@ -73,14 +74,17 @@ class CpuMatMul {
   };
 
   void Plan(const Tensor& x, std::span<const Projection> projections);
-  size_t InputFor(const int32_t* order, int64_t k, bool bf16);
+  const MatMulKernel& KernelFor(const PackedView& view) const {
+    return view.coarse ? coarse_kernel_ : kernel_;
+  }
+  size_t InputFor(const PackedView& view);
   void ReserveScratch(const Tensor& x);
   void PrepareRows(const Tensor& x, const Input& input, int64_t begin, int64_t end);
   void Prepare(const Tensor& x);
   void RunGroups(int worker, int64_t begin, int64_t end);
 
   ThreadPool& pool_;
-  const MatMulKernel kernel_;
+  const MatMulKernel kernel_, coarse_kernel_;
 
   ScratchMemory memory_;
   std::vector<Job> jobs_;

@@ -150,7 +150,8 @@ struct PackedView {
   // MatrixConstants' field of this name, [k]; null: features in order. Kernels are handed
   // activations in this order.
   const int32_t* input_order = nullptr;
-  bool bf16 = false;  // products round their factors: ComputeMode::kBf16
+  bool bf16 = false;    // products round their factors: ComputeMode::kBf16
+  bool coarse = false;  // activations have 8 bits, those of others 16: ComputeMode::kMixed
   // kTiles4 and kTiles8.
   bool halves = false;
   bool seconds = false;

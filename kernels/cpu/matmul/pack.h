@@ -25,6 +25,7 @@ struct PackTarget {
   // But for LLM.int8(): PackedView::bf16, and whether its kernel takes tiles.
   bool bf16 = false;
   bool tiles = false;
+  bool coarse = false;  // PackedView::coarse
 };
 
 class CpuMatrix final : public PackedMatrix {

@@ -43,9 +43,9 @@ std::vector<float> MakeInput(int64_t rows, int64_t k, uint64_t seed) {
   return x;
 }
 
-// As a layer's: ComputeMode::kBf16 is for these.
+// As a layer's, with coarse activations: ComputeMode::kBf16 and kMixed are for these.
 std::unique_ptr<PackedMatrix> MustPack(Backend& backend, MatrixSource source) {
-  source.of_layer = true;
+  source.of_layer = source.coarse = true;
   auto packed = backend.Pack(source);
   TREADLE_CHECK(packed.ok());
   return *std::move(packed);
@@ -88,8 +88,8 @@ class CpuFormatsTest : public CpuSettingTest {};
 bool RoundsCodebook(const MatrixSource& source, ComputeMode compute) {
   const int64_t block = source.constants->scale_block;
   const int64_t unit = block >= source.n * source.k ? source.k : std::gcd(block, source.k);
-  return compute == ComputeMode::kInt16 && source.format->activations == ActivationPolicy::kFloat &&
-         unit % 32 == 0;
+  return (compute == ComputeMode::kInt16 || compute == ComputeMode::kMixed) &&
+         source.format->activations == ActivationPolicy::kFloat && unit % 32 == 0;
 }
 
 // Row `row` of the matrix with its codebook in integers, and a row of activations, both as kInt16
@@ -199,10 +199,13 @@ TEST_P(CpuFormatsTest, BitsDoNotDependOnRowsThreadsOrInstructionSet) {
       }
     }
     for (const auto& other : others) {
-      MatrixSource source = matrix.source;
+      MatrixSource source = matrix.source, kept = matrix.source;
+      kept.of_layer = kept.coarse = true;
       for (const bool of_layer : {false, true}) {
         source.of_layer = of_layer;
-        if (GetParam().compute == ComputeMode::kBf16 && !of_layer) continue;  // of other bits
+        source.coarse = of_layer;
+        const bool others = ModeOf(GetParam().compute, source) != ModeOf(GetParam().compute, kept);
+        if (others) continue;  // of other bits
         const auto again = *other->Pack(source);
         ASSERT_EQ(all, Multiply(*other, *again, x, 0, kRows))
             << shape.format << " " << shape.n << "x" << shape.k << " on " << other->description();

@@ -62,9 +62,9 @@ TEST_P(CpuMatMulTest, BitsDoNotDependOnTheInstructionSet) {
   if (SupportedIsas().size() < 2) GTEST_SKIP() << "this processor runs one instruction set only";
 }
 
-// As a layer's: ComputeMode::kBf16 is for these.
+// As a layer's, with coarse activations: ComputeMode::kBf16 and kMixed are for these.
 std::unique_ptr<PackedMatrix> MustPack(Backend& backend, MatrixSource source) {
-  source.of_layer = true;
+  source.of_layer = source.coarse = true;
   auto packed = backend.Pack(source);
   TREADLE_CHECK(packed.ok());
   return *std::move(packed);
@@ -230,6 +230,39 @@ std::vector<float> Multiply(Backend& backend, const PackedMatrix& weight, std::v
                                  .out = DenseTensor(out.data(), DType::kF32, rows, weight.n())};
   backend.MatMul(DenseTensor(x.data(), DType::kF32, rows, weight.k()), {&projection, 1});
   return out;
+}
+
+// Coarse products and others of one call have the bits of either mode alone, and matrices without
+// blocks of weights are none of either.
+TEST_F(CpuBackendTest, MixedIsTwoModesSideBySide) {
+  constexpr int64_t kFeatures = 45, kCols = 512, kRows = 41;
+  Random random(3);
+  std::vector<float> x(kRows * kCols);
+  for (float& value : x) value = random.Normal();
+  for (const char* const name : {"q4_1", "q8_0", "q6_k", "f16", "nf4"}) {
+    const RandomMatrix matrix = MakeRandomMatrix(*FindWeightFormat(name), kFeatures, kCols, 7);
+    MatrixSource fine = matrix.source;
+    fine.of_layer = true;
+    for (const CpuIsa isa : SupportedIsas()) {
+      const auto mixed = MakeCpuBackend({isa, ComputeMode::kMixed}, 2);
+      const auto int8 = MakeCpuBackend({isa, ComputeMode::kInt8}, 2);
+      const auto int16 = MakeCpuBackend({isa, ComputeMode::kInt16}, 2);
+      const auto packed_fine = *mixed->Pack(fine);
+      const auto packed_coarse = MustPack(*mixed, matrix.source);
+      std::vector<float> first(kRows * kFeatures), second(kRows * kFeatures);
+      const Projection both[] = {
+          {.weight = packed_fine.get(),
+           .out = DenseTensor(first.data(), DType::kF32, kRows, kFeatures)},
+          {.weight = packed_coarse.get(),
+           .out = DenseTensor(second.data(), DType::kF32, kRows, kFeatures)}};
+      mixed->MatMul(DenseTensor(x.data(), DType::kF32, kRows, kCols), both);
+      const auto by = [&](Backend& backend) {
+        return Multiply(backend, *MustPack(backend, matrix.source), x, kRows);
+      };
+      EXPECT_EQ(first, by(*int16)) << name << " " << Name(isa);
+      EXPECT_EQ(second, by(fine.format->apart() ? *int16 : *int8)) << name << " " << Name(isa);
+    }
+  }
 }
 
 // A block format that no backend knows, as a new row of the table is: it is multiplied by its
