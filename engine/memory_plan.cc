@@ -69,7 +69,7 @@ KvMemoryPlan KvMemoryOf(const ModelConfig& config, const KvMemoryRequest& reques
                     .head_dim = config.HeadDim(local),
                     .page_size = request.page_size,
                     .dtype = request.kv_dtype};
-    if (local) layout.state = StateOf(config, config.state_key_heads);
+    if (local) layout.state = StateOf(config, config.StateUnits());
     plan.bytes_per_page[kind] = layout.PageBytes() * config.KvLayers(begin, last, local);
     plan.bytes_per_token[kind] = plan.bytes_per_page[kind] / request.page_size;
     plan.bytes += pages[kind] * plan.bytes_per_page[kind];

@@ -64,7 +64,7 @@ Stage::Stage(Backend& backend, Model& model, int64_t max_batch_tokens, KvCache c
       sequences_({.page_size = cache_.layout().page_size,
                   .num_pages = cache_.num_pages(),
                   .window = KvPaging::WindowOf(model.config(), cache_.layout().page_size),
-                  .in_order = model.config().attention_every > 0,
+                  .in_order = model.config().HasStates(),
                   .vocab = model.config().vocab,
                   .context = model.config().context,
                   .max_batch_tokens = max_batch_tokens}) {

@@ -328,6 +328,9 @@ class Backend {
   // out: [rows, cols], out f32 (may be x) or 16 bits.
   virtual void SigmoidGate(Tensor gate, Tensor x, Tensor out) = 0;
 
+  // out = x * y, elementwise. x, y, out: as SwiGlu's gate, up and out.
+  virtual void Multiply(Tensor x, Tensor y, Tensor out) = 0;
+
   // A causal convolution along each sequence, of every channel by itself: out = f(bias + sum over
   // ascending t of weight[t] * x at position - taps + 1 + t, by fma), where x is 0 before position
   // 0, and f is silu if `silu`. Stores x as the inputs of kv's state pages. x, out: [rows,
@@ -346,8 +349,13 @@ class Backend {
   // decays G_i, with all sums by fma: S_0^T k, likewise of q, over ascending features; times
   // exp(G); then exp(G - G_i) (k_i . k) u_i over ascending i. decay, beta: [rows, heads]; rates,
   // biases: [heads]; out: [rows, heads * value_dim]; all f32.
+  //
+  // With `skips`, [heads], and no beta: the recurrence of Mamba 2 (Dao and Gu 2024, section 6), of
+  // the same form. q and k stay as they are, u = log(1 + exp(decay + bias)) v, and skips * v is
+  // added to out.
   virtual void GatedDelta(Tensor qkv, Tensor decay, Tensor beta, const float* rates,
-                          const float* biases, const KvView& kv, Tensor out) = 0;
+                          const float* biases, const float* skips, const KvView& kv,
+                          Tensor out) = 0;
 
   // out = 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) (GPT-2's GeLU). x: [rows, cols] f32; out:
   // f32 (may be x) or 16 bits.
@@ -423,13 +431,14 @@ inline constexpr int64_t kAttentionBlock = 64;
   X(ClampedSwiGlu, (Tensor gate, Tensor up, float limit, Tensor out), (gate, up, limit, out))      \
   X(GeGlu, (Tensor gate, Tensor up, Tensor out), (gate, up, out))                                  \
   X(SigmoidGate, (Tensor gate, Tensor x, Tensor out), (gate, x, out))                              \
+  X(Multiply, (Tensor x, Tensor y, Tensor out), (x, y, out))                                       \
   X(Convolve,                                                                                      \
     (Tensor x, const float* weight, const float* bias, bool silu, const KvView& kv, Tensor out),   \
     (x, weight, bias, silu, kv, out))                                                              \
   X(GatedDelta,                                                                                    \
     (Tensor qkv, Tensor decay, Tensor beta, const float* rates, const float* biases,               \
-     const KvView& kv, Tensor out),                                                                \
-    (qkv, decay, beta, rates, biases, kv, out))                                                    \
+     const float* skips, const KvView& kv, Tensor out),                                            \
+    (qkv, decay, beta, rates, biases, skips, kv, out))                                             \
   X(Gelu, (Tensor x, Tensor out), (x, out))                                                        \
   X(GeluErf, (Tensor x, Tensor out), (x, out))                                                     \
   X(Relu, (Tensor x, Tensor out), (x, out))                                                        \

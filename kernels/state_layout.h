@@ -1,12 +1,12 @@
 // A page of a layer that keeps a state of fixed size instead of K and V of every position: gated
-// delta rules (Yang et al. 2024) and short convolutions.
+// delta rules (Yang et al. 2024), Mamba 2 (Dao and Gu 2024) and short convolutions.
 //
 // The state after a position is decay * the state before it + key x change. The page of positions
 // [first, first + page_size) holds, in floats and in this order,
 //
 //   inputs   [taps - 1 + page_size, channels]  of the convolution: those of the taps - 1 positions
 //                                              before `first`, then its own
-//   keys     [page_size, key_heads, key_dim]   of length 1
+//   keys     [page_size, key_heads, key_dim]   of a delta rule: of length 1
 //   changes  [page_size, heads, value_dim]
 //   decays   [page_size, heads]                logarithms, each of all decays since `first`
 //   state    [heads, key_dim, value_dim]       the one before `first`

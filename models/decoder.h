@@ -68,17 +68,18 @@ struct LayerWeights {
   Linear qkv;                     // q, k and v as one
   Linear out;                     // [hidden, heads * head_dim]
   // Weights of layers that keep a state.
-  Linear state_input;                // [channels, hidden]
-  Linear state_gate;                 // [state_heads * state_value_dim, hidden]
-  Linear state_beta, state_decay;    // [state_heads, hidden]
-  Linear state_output;               // [hidden, state_heads * state_value_dim]
-  Norm state_norm;                   // [state_value_dim]
-  Buffer convolution;                // [taps, channels] f32
-  Buffer decay_rates, decay_biases;  // [state_heads] f32
-  Linear gate, up;                   // [ffn_hidden, hidden]
-  Linear gate_up;                    // the two as one
-  Linear down;                       // [hidden, ffn_hidden]
-  Linear router;                     // [experts, hidden]
+  Linear state_input;              // [channels, hidden]
+  Linear state_gate;               // [state_heads * state_value_dim, hidden]
+  Linear state_beta, state_decay;  // [state_heads, hidden]; the first of a convolution: its gates
+  Linear state_output;             // [hidden, state_heads * state_value_dim]
+  Norm state_norm;          // [state_value_dim]; of all heads of a key head: of all of the rank's
+  Buffer convolution;       // [taps, channels] f32
+  Buffer convolution_bias;  // [channels] f32, or empty
+  Buffer decay_rates, decay_biases, state_skips;  // [state_heads] f32
+  Linear gate, up;                                // [ffn_hidden, hidden]
+  Linear gate_up;                                 // the two as one
+  Linear down;                                    // [hidden, ffn_hidden]
+  Linear router;                                  // [experts, hidden]
   // The gate, up and down of each expert. [experts]
   std::vector<Linear> expert_gate, expert_up, expert_down;
   Buffer router_bias;                          // [experts] f32
@@ -212,6 +213,9 @@ class Decoder : public Model {
                                const TensorRow& row, const std::string& name,
                                LayerWeights& weights);
   absl::Status AllocateStates();
+  // The layers whose rows one matrix has, with this rank's rows of each; no rows: all.
+  using Pieces = std::vector<std::pair<Linear LayerWeights::*, std::vector<ShardRange>>>;
+  Pieces PiecesOf(const TensorRow& row, const LayerShape& shape) const;
   // This rank's of states: of value heads, and of channels.
   std::vector<ShardRange> ValueHeads() const;
   std::vector<ShardRange> ChannelParts() const;

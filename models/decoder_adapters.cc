@@ -105,14 +105,12 @@ absl::Status Decoder::AddFactors(const AdapterFile& file, const AdapterFactors& 
     adapter.Add(linear, type, rank, a, own);
   };
   const std::vector<ShardRange> rows = PartsOf(row.rows, shape);
-  const bool gated = row.rows == Extent::kGatedQueries && config_.gated_attention;
   if (row.part == Part::kHead) {
     add(head(), rows);
-  } else if (gated || row.rows == Extent::kBetaDecay) {  // two layers in one matrix
-    add(LinearOf(*weights, row.part, 0), {rows[0]});
-    add(gated ? weights->q_gate : weights->state_decay, {rows[1]});
-  } else {
+  } else if (InExperts(row.part)) {
     add(LinearOf(*weights, row.part, factors.expert), rows);
+  } else {
+    for (auto& [piece, own_rows] : PiecesOf(row, shape)) add(weights->*piece, own_rows);
   }
   return absl::OkStatus();
 }

@@ -1,6 +1,5 @@
 // A decoder's weights, from a checkpoint.
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <string>
 #include <utility>
@@ -67,19 +66,6 @@ auto MemberOf(const Table& table, Part part) {
 // All features of some heads.
 ShardRange Features(ShardRange heads, int64_t head_dim, int64_t first = 0) {
   return {first + heads.begin * head_dim, first + heads.end * head_dim};
-}
-
-// Powers of 2^(-8 / n) for n heads; where n is no power of two, those for the next lower one, and
-// then every other one of those for the next higher one (Press et al. 2022, their code's note).
-std::vector<float> AlibiSlopes(int64_t heads) {
-  const auto lower = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(heads)));
-  std::vector<float> slopes;
-  for (int64_t i = 1; i <= heads; ++i) {
-    const auto power = static_cast<double>(i <= lower ? i : 2 * (i - lower) - 1);
-    const auto of = static_cast<double>(i <= lower ? lower : 2 * lower);
-    slopes.push_back(static_cast<float>(std::exp2(-8 * power / of)));
-  }
-  return slopes;
 }
 
 // Sets what a file says of an xIELU. Its two factors are softplus of what is stored, to the second
@@ -198,6 +184,9 @@ absl::Status Decoder::LoadTensor(WeightLoader& loader, const TensorRow& row,
   }
   if (row.bare) return LoadStateVector(loader, checkpoint, row, name, weights);
   if (row.part == Part::kConvolution) {
+    if (bias) {
+      TREADLE_RETURN_IF_ERROR(LoadStateVector(loader, checkpoint, row, name + ".bias", weights));
+    }
     return LoadStateVector(loader, checkpoint, row, name + ".weight", weights);
   }
   if (InXielu(row.part)) {
@@ -215,6 +204,11 @@ absl::Status Decoder::LoadTensor(WeightLoader& loader, const TensorRow& row,
     norm.kind = architecture_->norm;
     norm.cols = n;
     norm.epsilon = config_.norm_epsilon;
+    ShardRange part;
+    if (row.rows == Extent::kStateValues) {  // of each key head's by themselves
+      norm.cols = n / config_.state_key_heads;
+      part = StatePartsOf(row.rows)[0];
+    }
     const bool counts_from_zero = gguf || row.part == Part::kStateNorm;
     const float more = counts_from_zero ? 0 : architecture_->hugging_face_gain;
     float scale = 1;
@@ -237,7 +231,7 @@ absl::Status Decoder::LoadTensor(WeightLoader& loader, const TensorRow& row,
     if (row.part == Part::kPostInputNorm) {
       norm.epsilon /= static_cast<float>(config_.layer_embedding) / 2;
     }
-    TREADLE_ASSIGN_OR_RETURN(norm.gain, loader.LoadVector(name + ".weight", n, more, scale));
+    TREADLE_ASSIGN_OR_RETURN(norm.gain, loader.LoadVector(name + ".weight", n, more, scale, part));
     if (row.part == Part::kOutputNorm && config_.logits_divisor != 1) {
       const auto divided = static_cast<float>(1 / config_.logits_divisor);
       weights.head_norm = {
@@ -266,21 +260,34 @@ absl::Status Decoder::LoadTensor(WeightLoader& loader, const TensorRow& row,
           row.part == Part::kLayerEmbedding ||
           (!InLayer(row.part) && row.part != Part::kLayerInputProjection && !last_stage()),
       .coarse = BearsCoarse(row.part)};
-  const bool gated = row.rows == Extent::kGatedQueries && config_.gated_attention;
-  if (gated || row.rows == Extent::kBetaDecay) {  // two layers in one matrix
-    const std::vector<ShardRange> both = spec.rows;
-    spec.rows = {both[1]};
-    Linear& second = gated ? weights.q_gate : weights.state_decay;
-    TREADLE_ASSIGN_OR_RETURN(second, loader.LoadLinear(spec));
-    spec.rows = {both[0]};
-  }
-  TREADLE_ASSIGN_OR_RETURN(Linear linear, loader.LoadLinear(spec));
   if (InExperts(row.part)) {
+    TREADLE_ASSIGN_OR_RETURN(Linear linear, loader.LoadLinear(spec));
     (weights.*MemberOf(kExperts, row.part)).push_back(std::move(linear));
-  } else {
-    weights.*MemberOf(kLinears, row.part) = std::move(linear);
+    return absl::OkStatus();
+  }
+  for (auto& [piece, own_rows] : PiecesOf(row, shape)) {
+    spec.rows = own_rows;
+    TREADLE_ASSIGN_OR_RETURN(weights.*piece, loader.LoadLinear(spec));
   }
   return absl::OkStatus();
+}
+
+Decoder::Pieces Decoder::PiecesOf(const TensorRow& row, const LayerShape& shape) const {
+  const std::vector<ShardRange> rows = PartsOf(row.rows, shape);
+  if (row.rows == Extent::kGatedQueries && config_.gated_attention) {
+    return {{&LayerWeights::q, {rows[0]}}, {&LayerWeights::q_gate, {rows[1]}}};
+  }
+  if (row.rows == Extent::kBetaDecay) {
+    return {{&LayerWeights::state_beta, {rows[0]}}, {&LayerWeights::state_decay, {rows[1]}}};
+  }
+  if (row.rows != Extent::kStateProducts) return {{MemberOf(kLinears, row.part), rows}};
+  // Of Mamba 2's channels there are three parts, of a convolution's one.
+  const auto gates = rows.end() - 2;
+  return {{&LayerWeights::state_input, {rows.begin(), gates}},
+          {&LayerWeights::state_gate, {rows[rows.size() - 2]}},
+          {architecture_->states == StateKind::kMamba2 ? &LayerWeights::state_decay
+                                                       : &LayerWeights::state_beta,
+           {rows.back()}}};
 }
 
 // This rank's; empty: all.
@@ -353,22 +360,6 @@ absl::Status Decoder::LoadRotary(const Checkpoint& checkpoint, int64_t max_posit
   local.yarn.reset();
   TREADLE_ASSIGN_OR_RETURN(local_rotary_, RotaryEmbedding::Create(RotaryFrequencies(local, {}),
                                                                   max_positions, backend_));
-  return absl::OkStatus();
-}
-
-// Loads the slopes of this rank's heads.
-absl::Status Decoder::LoadSlopes() {
-  const std::vector<float> all = AlibiSlopes(config_.heads);
-  const auto bytes = static_cast<size_t>(heads_.size()) * sizeof(float);
-  TREADLE_ASSIGN_OR_RETURN(slopes_, backend_.Allocate(bytes));
-  backend_.CopyToDevice(slopes_.data(), all.data() + heads_.begin, bytes);
-  return absl::OkStatus();
-}
-
-// The embedding's factor, in a residual stream that may be kept divided.
-absl::Status Decoder::LoadScale() {
-  if (EmbeddingScale() == 1) return absl::OkStatus();
-  TREADLE_ASSIGN_OR_RETURN(outside_.embedding_scale, Factor(EmbeddingScale()));
   return absl::OkStatus();
 }
 

@@ -1,11 +1,44 @@
-// The work of a decoder before its layers: embeddings, also those of each layer (Gemma
-// 3n, Gemma Team 2025: per-layer embeddings), and norms that no file holds.
+// The work of a decoder before its layers: embeddings, also those of each layer (Gemma 3n, Gemma
+// Team 2025: per-layer embeddings), and norms and slopes that no file holds.
+#include <bit>
 #include <cmath>
 
 #include "base/status.h"
 #include "models/decoder.h"
 
 namespace treadle {
+namespace {
+
+// Powers of 2^(-8 / n) for n heads; where n is no power of two, those for the next lower one, and
+// then every other one of those for the next higher one (Press et al. 2022, their code's note).
+std::vector<float> AlibiSlopes(int64_t heads) {
+  const auto lower = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(heads)));
+  std::vector<float> slopes;
+  for (int64_t i = 1; i <= heads; ++i) {
+    const auto power = static_cast<double>(i <= lower ? i : 2 * (i - lower) - 1);
+    const auto of = static_cast<double>(i <= lower ? lower : 2 * lower);
+    slopes.push_back(static_cast<float>(std::exp2(-8 * power / of)));
+  }
+  return slopes;
+}
+
+}  // namespace
+
+// Loads the slopes of this rank's heads.
+absl::Status Decoder::LoadSlopes() {
+  const std::vector<float> all = AlibiSlopes(config_.heads);
+  const auto bytes = static_cast<size_t>(heads_.size()) * sizeof(float);
+  TREADLE_ASSIGN_OR_RETURN(slopes_, backend_.Allocate(bytes));
+  backend_.CopyToDevice(slopes_.data(), all.data() + heads_.begin, bytes);
+  return absl::OkStatus();
+}
+
+// The embedding's factor, in a residual stream that may be kept divided.
+absl::Status Decoder::LoadScale() {
+  if (EmbeddingScale() == 1) return absl::OkStatus();
+  TREADLE_ASSIGN_OR_RETURN(outside_.embedding_scale, Factor(EmbeddingScale()));
+  return absl::OkStatus();
+}
 
 // An epsilon beside which the mean square of a row is rounded away makes a norm divide all rows
 // alike, by the epsilon's root.

@@ -25,7 +25,7 @@ absl::StatusOr<std::unique_ptr<Model>> Model::Load(const Checkpoint& checkpoint,
     return InvalidArgument(checkpoint.path(), ": layers ", complete.layers.begin, " to ",
                            complete.layers.end, ", expected a range within 0 to ", config.layers);
   }
-  if (config.attention_every > 0 && !backend.keeps_states()) {
+  if (config.HasStates() && !backend.keeps_states()) {
     return Unimplemented(checkpoint.path(), ": layers of ", config.architecture,
                          " keep a state, which the backend ", backend.name(),
                          " cannot do; expected the backend cpu");

@@ -58,8 +58,10 @@ std::string Obstacle(const ModelConfig& config, const Unit& attention, const Uni
       return Str(cut(attention), ", and a rank would hold ", columns);
     }
   }
-  if (config.attention_every > 0 && config.state_key_heads % size != 0) {
-    return Str(config.state_key_heads, " key heads of states cannot be divided by ", size);
+  if (config.HasStates() && config.StateUnits() % size != 0) {
+    return Str(config.StateUnits(),
+               config.state_key_heads > 0 ? " key heads of states" : " channels of convolutions",
+               " cannot be divided by ", size);
   }
   // Value heads that take turns are a rank's in ranges of as many as it has key heads.
   const int64_t range = config.tiled_states ? config.state_key_heads : config.state_heads;
@@ -106,7 +108,7 @@ ShardRange FfnFeatures(const Checkpoint& checkpoint, const WeightPlan& weights, 
 }
 
 StateLayout StateLayoutOf(const ModelConfig& config, Shard shard) {
-  return StateOf(config, PartOf(config.state_key_heads, 1, shard).size());
+  return StateOf(config, PartOf(config.StateUnits(), 1, shard).size());
 }
 
 absl::Status CheckShard(const Checkpoint& checkpoint, const WeightPlan& weights, int size) {

@@ -84,14 +84,14 @@ struct KvPaging {
     const int64_t rings = config.RingLayers(0, config.layers);
     const int64_t window = WindowOf(config, page_size);
     const int64_t together = window + max_batch_tokens - 1;
-    const int64_t ring = config.attention_every > 0 ? 2 : (together + page_size - 1) / page_size;
+    const int64_t ring = config.HasStates() ? 2 : (together + page_size - 1) / page_size;
     return {.page_size = page_size,
             .ring = rings > 0 ? ring : 0,
             .whole = rings < config.layers,
             .window = window};
   }
   static int64_t WindowOf(const ModelConfig& config, int64_t page_size) {
-    return config.attention_every > 0 ? page_size + 1 : config.window;
+    return config.HasStates() ? page_size + 1 : config.window;
   }
 
   // The first page that holds something which the row at `position` sees through its window.

@@ -146,8 +146,8 @@ absl::Status CudaOps::ReserveLastSamples(int64_t rows) {
 void CudaOps::Convolve(Tensor, const float*, const float*, bool, const KvView&, Tensor) {
   TREADLE_CHECK(keeps_states());
 }
-void CudaOps::GatedDelta(Tensor, Tensor, Tensor, const float*, const float*, const KvView&,
-                         Tensor) {
+void CudaOps::GatedDelta(Tensor, Tensor, Tensor, const float*, const float*, const float*,
+                         const KvView&, Tensor) {
   TREADLE_CHECK(keeps_states());
 }
 // Nor with adapters: low_rank_type.

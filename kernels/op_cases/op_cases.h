@@ -65,7 +65,8 @@ struct OpCase {
   // MatMul: projection i reads and makes but [i rows / 4, (i + 2) rows / 4), as experts do.
   bool parts = false;
 
-  int64_t chosen = 0;      // Route, Mix: experts of a row; SigmoidGate: 1 if it has one gate
+  // Route, Mix: experts of a row; SigmoidGate: 1 if it has one gate; GatedDelta: 1 if it has skips
+  int64_t chosen = 0;
   bool normalize = false;  // Route
   bool sigmoid = false;    // likewise
 

@@ -114,6 +114,7 @@ void PrepareActivation(OpRun& run, uint64_t seed) {
     if (c.op == Op::kSigmoidGate) {
       return run.backend().SigmoidGate(up.Rows(begin, count), from, to);
     }
+    if (c.op == Op::kMultiply) return run.backend().Multiply(from, up.Rows(begin, count), to);
     if (c.op == Op::kGeluErf) return run.backend().GeluErf(from, to);
     if (c.op == Op::kRelu) return run.backend().Relu(from, to);
     if (c.op == Op::kSoftCap) return run.backend().SoftCap(from, 2.5f, to);
@@ -125,7 +126,7 @@ void PrepareActivation(OpRun& run, uint64_t seed) {
     run.backend().SwiGlu(from, up.Rows(begin, count), to);
   };
   const bool gated = c.op == Op::kSwiGlu || c.op == Op::kClampedSwiGlu || c.op == Op::kGeGlu ||
-                     c.op == Op::kSigmoidGate;
+                     c.op == Op::kSigmoidGate || c.op == Op::kMultiply;
   run.bytes_moved = x.bytes() + out.bytes() + (gated ? up.bytes() : 0);
   run.operations_done = 8 * Elements(run);
 }
@@ -186,6 +187,7 @@ extern const OpRow kClampedSwiGluRow = {"clamped_swiglu", AddGated<Op::kClampedS
                                         PrepareActivation};
 extern const OpRow kGeGluRow = {"geglu", AddGated<Op::kGeGlu>, PrepareActivation};
 extern const OpRow kSigmoidGateRow = {"sigmoid_gate", AddSigmoidGates, PrepareActivation};
+extern const OpRow kMultiplyRow = {"multiply", AddGated<Op::kMultiply>, PrepareActivation};
 extern const OpRow kGeluRow = {"gelu", AddActivations<Op::kGelu>, PrepareActivation};
 extern const OpRow kGeluErfRow = {"gelu_erf", AddActivations<Op::kGeluErf>, PrepareActivation};
 extern const OpRow kReluRow = {"relu", AddActivations<Op::kRelu>, PrepareActivation};

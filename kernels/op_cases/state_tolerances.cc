@@ -9,22 +9,24 @@ namespace treadle {
 namespace {
 
 // How far one head's rows may be off. What a row rounds is a part of the magnitudes that it sums;
-// errors of a state's columns do not grow, because a change takes away what a key of length 1 sees,
-// and those of different rows are independent.
+// errors of a state's columns do not grow, because a change takes away what a key of length 1 sees
+// or, in Mamba 2's form, nothing of the state; and those of different rows are independent.
 class DeltaErrors {
  public:
-  // errors: of the cache.
-  DeltaErrors(const StatePages& pages, const SequenceSpan& span, int64_t head, const KvView& kv,
-              std::vector<float>& errors)
-      : pages_(pages),
+  // errors: of the cache. delta: the gated delta rule, else Mamba 2's form.
+  DeltaErrors(bool delta, const StatePages& pages, const SequenceSpan& span, int64_t head,
+              const KvView& kv, std::vector<float>& errors)
+      : delta_(delta),
+        pages_(pages),
         span_(span),
         head_(head),
         kv_(kv),
         errors_(errors),
         squares_(static_cast<size_t>(pages.layout().value_dim)) {}
 
-  // Row `i` of the span, which the reference has just computed. out: [value_dim].
-  void AddRow(int64_t i, const float* q, const float* v, float* out) {
+  // Row `i` of the span, which the reference has just computed; skip: of the head, in Mamba 2's
+  // form. out: [value_dim].
+  void AddRow(int64_t i, const float* q, const float* v, float skip, float* out) {
     const StateLayout& layout = pages_.layout();
     const int64_t dim = layout.key_dim, values = layout.value_dim;
     const int64_t position = span_.first_position + i;
@@ -40,23 +42,26 @@ class DeltaErrors {
     largest_decay_ = std::max<double>(largest_decay_, std::fabs(pages_.Decay(position, head_)));
     Note(&pages_.Decay(position, head_), kFloatUnit * 16 * (largest_decay_ + std::fabs(decay)));
     const float* const key = pages_.Key(position, layout.KeyHeadOf(head_));
-    double length = 1e-6;
+    double length = 1e-6, key_square = 0;  // squares
     for (int64_t d = 0; d < dim; ++d) {
       Note(key + d, kFloatUnit * (8 + std::sqrt(static_cast<double>(dim))) * std::fabs(key[d]));
       length += double{q[d]} * q[d];
+      key_square += double{key[d]} * key[d];
     }
-    const double root = std::sqrt(static_cast<double>(dim));
+    const double query = delta_ ? std::sqrt(length * static_cast<double>(dim)) : 1;
     Decay(decay);
     for (int64_t j = 0; j < values; ++j) {
       double& square = squares_[static_cast<size_t>(j)];
       square *= std::exp(2 * decay);
-      const double own = Unit() * (std::fabs(v[j]) + Seen(key, j));
       const float* const change = pages_.Change(position, head_) + j;
-      Note(change, own + OfColumn(j));
-      square += own * own;
+      const double own =
+          Unit() * (delta_ ? std::fabs(v[j]) + Seen(key, j) : 2 * std::fabs(*change));
+      Note(change, own + (delta_ ? OfColumn(j) : 0));
+      square += own * own * (delta_ ? 1 : key_square);
       for (int64_t d = 0; d < dim; ++d) Add(d, j, double{key[d]} * *change);
-      const double query = std::sqrt(length) * root;
-      out[j] = static_cast<float>(Unit() * Seen(q, j) / query + OfColumn(j) / root + 0x1p-126);
+      const double skipped = delta_ ? 0 : std::fabs(skip * v[j]);
+      out[j] = static_cast<float>(Unit() * (Seen(q, j) + skipped) / query +
+                                  OfColumn(j) * std::sqrt(length) / query + 0x1p-126);
     }
   }
 
@@ -122,6 +127,7 @@ class DeltaErrors {
     errors_[static_cast<size_t>(page * floats + element)] = static_cast<float>(error + 0x1p-126);
   }
 
+  const bool delta_;
   const StatePages& pages_;
   const SequenceSpan& span_;
   const int64_t head_;
@@ -165,8 +171,9 @@ void TolerantReference::Convolve(Tensor x, const float* weight, const float* bia
 }
 
 void TolerantReference::GatedDelta(Tensor qkv, Tensor decay, Tensor beta, const float* rates,
-                                   const float* biases, const KvView& kv, Tensor out) {
-  below().GatedDelta(qkv, decay, beta, rates, biases, kv, out);
+                                   const float* biases, const float* skips, const KvView& kv,
+                                   Tensor out) {
+  below().GatedDelta(qkv, decay, beta, rates, biases, skips, kv, out);
   Begin();
   tolerances_.cache.resize(FloatsOf(kv.layout));
   float* const errors = Writes(out);
@@ -174,12 +181,13 @@ void TolerantReference::GatedDelta(Tensor qkv, Tensor decay, Tensor beta, const 
   for (const SequenceSpan& span : kv.sequences) {
     const StatePages pages(kv, span);
     for (int64_t head = 0; head < layout.heads; ++head) {
-      DeltaErrors of_head(pages, span, head, kv, tolerances_.cache);
+      DeltaErrors of_head(skips == nullptr, pages, span, head, kv, tolerances_.cache);
       for (int64_t i = 0; i < span.num_rows; ++i) {
         const int64_t row = span.first_row + i;
         const float* const all = qkv.Row<float>(row);
         of_head.AddRow(i, all + layout.KeyHeadOf(head) * layout.key_dim,
                        all + 2 * layout.key_heads * layout.key_dim + head * layout.value_dim,
+                       skips == nullptr ? 0 : skips[head],
                        errors + row * out.cols + head * layout.value_dim);
       }
     }

@@ -84,6 +84,14 @@ void ReferenceBackend::SigmoidGate(Tensor gate, Tensor x, Tensor out) {
   }
 }
 
+void ReferenceBackend::Multiply(Tensor x, Tensor y, Tensor out) {
+  for (int64_t row = 0; row < out.rows; ++row) {
+    for (int64_t i = 0; i < out.cols; ++i) {
+      out.Row<float>(row)[i] = x.Row<float>(row)[i] * y.Row<float>(row)[i];
+    }
+  }
+}
+
 void ReferenceBackend::Gelu(Tensor x, Tensor out) {
   for (int64_t row = 0; row < x.rows; ++row) {
     for (int64_t i = 0; i < x.cols; ++i) {

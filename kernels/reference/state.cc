@@ -93,7 +93,8 @@ void ReferenceBackend::Convolve(Tensor x, const float* weight, const float* bias
 }
 
 void ReferenceBackend::GatedDelta(Tensor qkv, Tensor decay, Tensor beta, const float* rates,
-                                  const float* biases, const KvView& kv, Tensor out) {
+                                  const float* biases, const float* skips, const KvView& kv,
+                                  Tensor out) {
   for (const SequenceSpan& span : kv.sequences) {
     const StatePages pages(kv, span);
     const StateLayout& layout = pages.layout();
@@ -113,22 +114,26 @@ void ReferenceBackend::GatedDelta(Tensor qkv, Tensor decay, Tensor beta, const f
         const float* const v =
             qkv.Row<float>(row) + 2 * layout.key_heads * dim + head * layout.value_dim;
         const double x = double{decay.Row<float>(row)[head]} + biases[head];
-        const double g = -rates[head] * (std::fmax(x, 0) + std::log1p(std::exp(-std::fabs(x))));
-        const double b = 1 / (1 + std::exp(-double{beta.Row<float>(row)[head]}));
+        const double step = std::fmax(x, 0) + std::log1p(std::exp(-std::fabs(x)));
+        const double g = -rates[head] * step;
+        const bool delta = skips == nullptr;
+        const double factor =
+            delta ? 1 / (1 + std::exp(-double{beta.Row<float>(row)[head]})) : step;
         pages.Decay(position, head) = static_cast<float>(
             (position == first ? 0 : double{pages.Decay(position - 1, head)}) + g);
         state.Decay(g);
         float* const key = pages.Key(position, layout.KeyHeadOf(head));
-        for (int64_t d = 0; d < dim; ++d) key[d] = static_cast<float>(k[d] / Length(k, dim));
+        const double length = delta ? Length(k, dim) : 1;
+        for (int64_t d = 0; d < dim; ++d) key[d] = static_cast<float>(k[d] / length);
         float* const change = pages.Change(position, head);
         for (int64_t j = 0; j < layout.value_dim; ++j) {
-          change[j] = static_cast<float>(b * (v[j] - state.Seen(key, j)));
+          change[j] = static_cast<float>(factor * (v[j] - (delta ? state.Seen(key, j) : 0)));
         }
         state.Add(position);
-        const double scale = 1 / (Length(q, dim) * std::sqrt(static_cast<double>(dim)));
+        const double scale = delta ? 1 / (Length(q, dim) * std::sqrt(static_cast<double>(dim))) : 1;
         float* const to = out.Row<float>(row) + head * layout.value_dim;
         for (int64_t j = 0; j < layout.value_dim; ++j) {
-          to[j] = static_cast<float>(scale * state.Seen(q, j));
+          to[j] = static_cast<float>(scale * state.Seen(q, j) + (delta ? 0 : skips[head] * v[j]));
         }
       }
     }

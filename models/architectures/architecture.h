@@ -50,6 +50,7 @@ enum class Part {
   kConvolution,  // [channels, taps]
   kDecayRate,    // of each value head; logarithms in folders, less than 0 in GGUF
   kDecayBias,
+  kStateSkip,  // of each value head: how much of its value is added to what it gives
   kStateNorm,
   kStateOutput,
   kPostAttentionNorm,  // of what is added to the residual stream
@@ -122,16 +123,18 @@ enum class Extent {
   kVocab,        // from here on, divided among ranks
   kHeads,
   kQueries,
-  kGatedQueries,  // of each head its query, then its gate
-  kKeys,          // or values
-  kFused,         // queries, keys and values
-  kStateHeads,    // value heads of a state
-  kBetaDecay,     // of each key head a beta of each of its value heads, then their decays
-  kStateValues,   // their features
-  kChannels,      // queries, keys and values of a state
-  kInner,         // features of the feed-forward network, or of an expert
-  kSharedInner,   // features of the expert for all rows
-  kGateUp         // the gate's, then as many of what it gates
+  kGatedQueries,   // of each head its query, then its gate
+  kKeys,           // or values
+  kFused,          // queries, keys and values
+  kStateHeads,     // value heads of a state
+  kBetaDecay,      // of each key head a beta of each of its value heads, then their decays
+  kStateValues,    // their features
+  kChannels,       // queries, keys and values of a state
+  kStateProducts,  // kChannels, kStateValues and kStateHeads, of which one matrix makes what it
+                   // needs
+  kInner,          // features of the feed-forward network, or of an expert
+  kSharedInner,    // features of the expert for all rows
+  kGateUp          // the gate's, then as many of what it gates
 };
 int64_t SizeOf(Extent extent, const ModelConfig& config);
 
@@ -161,6 +164,14 @@ struct TensorRow {
 enum class FusedExperts { kNever, kByTurns, kByHalves };
 
 enum class NormKind { kRms, kLayer };  // the second has biases
+
+// What layers that keep a state do with it.
+enum class StateKind {
+  kNone,         // there are no such layers
+  kDeltaRule,    // Backend::GatedDelta behind a convolution
+  kMamba2,       // likewise, in the form of Mamba 2
+  kConvolution,  // a convolution between two gates, without more of a state
+};
 
 // A size or a flag in config.json, where a family's files differ from the table of config_fields.h.
 struct JsonField {
@@ -221,13 +232,15 @@ struct Architecture {
   bool local_unscaled = false;     // or by the base of all, which nothing scales for them
   // ModelConfig::unrotated_every, where a file leaves it out; null: all layers rotate.
   int64_t (*unrotated_every)(const ModelConfig&) = nullptr;
+  // All layers rotate or none does, as files say: "position_embedding_type" in config.json.
+  bool may_not_rotate = false;
   bool xielu = false;  // nothing gates: the activation is an xIELU
   bool geglu = false;  // what gates is a GeLU; else a SiLU
   // ModelConfig::query_scalar, which no key of GGUF says; null: the size of a head.
   int64_t (*gguf_query_scalar)(const ModelConfig&) = nullptr;
   bool grouped = true;  // heads of any size may share K and V; else all are one hidden size's
-  bool states = false;  // most layers keep a state (ModelConfig::attention_every)
-  bool gated_attention = false;  // ModelConfig's
+  StateKind states = StateKind::kNone;  // of some layers (ModelConfig::state_layers)
+  bool gated_attention = false;         // ModelConfig's
   ConfigJson config_json;
   std::string_view hugging_face_layers = "model.layers.";  // before a layer's number
   std::string_view hugging_face_prefix = {};               // before all but the head, in some files
@@ -263,6 +276,8 @@ struct Architecture {
 
 // ModelConfig::local_rope_base, of those that have one, where a file leaves it out.
 inline constexpr double kLocalRopeBase = 10000;
+// StateKind::kDeltaRule: each so many-th layer attends, where a file does not say which do.
+inline constexpr int64_t kAttentionEvery = 4;
 
 // The key of the norms' epsilon, behind the architecture's name.
 inline const char* GgufEpsilonKey(const Architecture& architecture) {
@@ -323,11 +338,12 @@ std::vector<int32_t> FileRowOrder(const TensorRow& row, const ModelConfig& confi
 // Row i of the second file is row [i] of the first, given the model's rows in both.
 std::vector<int32_t> OrderBetween(std::span<const int32_t> first, std::span<const int32_t> second);
 
-// The part of so many key heads, with their value heads, in a page of states. Without states: as
-// by default.
-inline StateLayout StateOf(const ModelConfig& config, int64_t key_heads) {
-  if (config.attention_every == 0) return {};
-  const int64_t heads = config.state_heads / config.state_key_heads * key_heads;
+// The part of so many of ModelConfig::StateUnits, key heads with their value heads or channels, in
+// a page of states. Without states: as by default.
+inline StateLayout StateOf(const ModelConfig& config, int64_t units) {
+  if (!config.HasStates()) return {};
+  if (config.state_key_heads == 0) return {.channels = units, .taps = config.conv_taps};
+  const int64_t key_heads = units, heads = config.state_heads / config.state_key_heads * units;
   return {.channels = 2 * key_heads * config.state_key_dim + heads * config.state_value_dim,
           .taps = config.conv_taps,
           .key_heads = key_heads,

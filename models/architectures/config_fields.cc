@@ -26,7 +26,9 @@ constexpr bool (*kLocalHeads)(const Architecture&) = [](const Architecture& a) {
 constexpr bool (*kMultipliers)(const Architecture&) = [](const Architecture& a) {
   return a.multipliers;
 };
-constexpr bool (*kStates)(const Architecture&) = [](const Architecture& a) { return a.states; };
+constexpr bool (*kHeadStates)(const Architecture&) = [](const Architecture& a) {
+  return a.states != StateKind::kNone && a.states != StateKind::kConvolution;
+};
 constexpr bool (*kExperts)(const Architecture&) = [](const Architecture& a) { return a.experts; };
 constexpr bool (*kShared)(const Architecture&) = [](const Architecture& a) {
   return a.shared_expert;
@@ -110,19 +112,17 @@ constexpr ConfigField<C> kModel[] = {
      "first_k_dense_replace", "leading_dense_block_count", kDense},
     {"dense_hidden", &C::dense_hidden, "feed-forward size of layers without experts", 1, 1 << 22,
      "intermediate_size", nullptr, kDense},
-    {"attention_every", &C::attention_every, "layers per one that attends", 2, 1 << 12,
-     "full_attention_interval", "full_attention_interval", kStates,
-     [](const C& c) { return int64_t{ArchitectureOf(c).states ? 4 : 0}; }},
+    {"state_layers", &C::state_layers, "a layer that keeps a state", 0, 1 << 12},
     {"state_key_heads", &C::state_key_heads, "key heads of states", 1, 1 << 14,
-     "linear_num_key_heads", "ssm.group_count", kStates},
-    {"state_heads", &C::state_heads, "value heads of states", 1, 1 << 14, "linear_num_value_heads",
-     "ssm.time_step_rank", kStates},
+     "linear_num_key_heads", "ssm.group_count", kHeadStates},
+    {"state_heads", &C::state_heads, "value heads of states", 1, 1 << 20, "linear_num_value_heads",
+     "ssm.time_step_rank", kHeadStates},
     {"state_key_dim", &C::state_key_dim, "key size of states", 1, 1 << 12, "linear_key_head_dim",
-     "ssm.state_size", kStates},
+     "ssm.state_size", kHeadStates},
     {"state_value_dim", &C::state_value_dim, "value size of states", 1, 1 << 12,
-     "linear_value_head_dim", nullptr, kStates},
+     "linear_value_head_dim", nullptr, kHeadStates},
     {"conv_taps", &C::conv_taps, "positions of a convolution", 1, 16, "linear_conv_kernel_dim",
-     "ssm.conv_kernel", kStates},
+     "ssm.conv_kernel", kHeadStates},
     {"tiled_states", &C::tiled_states},
     {"gated_attention", &C::gated_attention},
     {"query_scalar", &C::query_scalar, "what divides scores", 0, kMaxSize},

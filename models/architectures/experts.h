@@ -27,6 +27,14 @@ constexpr auto WithoutFfn(const TensorRow (&dense)[kRows]) {
   std::copy_n(dense, rows.size(), rows.begin());
   return rows;
 }
+// Says in which layers a tensor is where the first ones have no experts.
+constexpr void InMixedLayers(TensorRow& row) {
+  if (row.part == Part::kGate || row.part == Part::kUp || row.part == Part::kDown) {
+    row.in_layer = [](const ModelConfig& c, int64_t layer) { return !c.Mixes(layer); };
+  } else if (row.part >= Part::kRouter && row.part <= Part::kSharedDown) {
+    row.in_layer = [](const ModelConfig& c, int64_t layer) { return c.Mixes(layer); };
+  }
+}
 constexpr auto ExpertTensors(std::string_view router, std::string_view gate, std::string_view up,
                              std::string_view down) {
   return std::array<TensorRow, 4>{

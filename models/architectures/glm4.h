@@ -55,11 +55,7 @@ inline constexpr auto kGlm4MoeTensors = [] {
     if (row.part == Part::kQNorm || row.part == Part::kKNorm) {
       row.present = [](const ModelConfig& c) { return c.head_norms; };
     }
-    if (row.part == Part::kGate || row.part == Part::kUp || row.part == Part::kDown) {
-      row.in_layer = [](const ModelConfig& c, int64_t layer) { return !c.Mixes(layer); };
-    } else if (row.part >= Part::kRouter && row.part <= Part::kSharedDown) {
-      row.in_layer = [](const ModelConfig& c, int64_t layer) { return c.Mixes(layer); };
-    }
+    InMixedLayers(row);
   });
 }();
 inline constexpr JsonField kGlm4MoeOwn[] = {

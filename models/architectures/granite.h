@@ -1,11 +1,13 @@
-// Granite 3 and the dense models of Granite 4 (Granite Team 2024): Llama's layer with multipliers
-// of the embedding, of what is added to the residual stream, of scores and of logits. Folders of
-// Granite 4 keep the gate and what it gates in one matrix, which is read as two.
+// Granite 3 and 4 (Granite Team 2024): Llama's layer with multipliers of the embedding, of what is
+// added to the residual stream, of scores and of logits. Folders of Granite 4 keep the gate and
+// what it gates in one matrix, which is read as two. Most layers of its hybrid models keep a state
+// by Mamba 2's recurrence (Dao and Gu 2024); some of these have experts beside the one for all
+// rows.
 //
 // Thread safety: constants.
 #pragma once
 
-#include "models/architectures/llama.h"
+#include "models/architectures/experts.h"
 
 namespace treadle {
 
@@ -47,5 +49,99 @@ inline constexpr Architecture kGranite4 = {.name = "granite4",
                                            .gguf_pairs = true,
                                            .hugging_face_gate_up = "shared_mlp.input_linear.weight",
                                            .gguf_name = "granite"};
+
+inline constexpr std::array<TensorRow, 7> kMamba2Tensors = {
+    {{Part::kStateInput, "ssm_in", "mamba.in_proj", Extent::kStateProducts, Extent::kHidden},
+     {Part::kConvolution, "ssm_conv1d", "mamba.conv1d", Extent::kChannels, Extent::kTaps,
+      [](const ModelConfig&) { return true; }},
+     {.part = Part::kDecayRate,
+      .gguf = "ssm_a",
+      .hugging_face = "mamba.A_log",
+      .rows = Extent::kStateHeads,
+      .bare = true},
+     {.part = Part::kDecayBias,
+      .gguf = "ssm_dt.bias",
+      .hugging_face = "mamba.dt_bias",
+      .rows = Extent::kStateHeads,
+      .bare = true},
+     {.part = Part::kStateSkip,
+      .gguf = "ssm_d",
+      .hugging_face = "mamba.D",
+      .rows = Extent::kStateHeads,
+      .bare = true},
+     {Part::kStateNorm, "ssm_norm", "mamba.norm", Extent::kStateValues},
+     {Part::kStateOutput, "ssm_out", "mamba.out_proj", Extent::kHidden, Extent::kStateValues}}};
+inline constexpr auto kGraniteHybridTensors = Joined(kGranite4Tensors, kMamba2Tensors);
+inline constexpr JsonField kGraniteHybridOwn[] = {kGranite4Own[0],
+                                                  {"mamba_n_groups", &ModelConfig::state_key_heads},
+                                                  {"mamba_n_heads", &ModelConfig::state_heads},
+                                                  {"mamba_d_state", &ModelConfig::state_key_dim},
+                                                  {"mamba_d_head", &ModelConfig::state_value_dim},
+                                                  {"mamba_d_conv", &ModelConfig::conv_taps}};
+inline constexpr FixedField kGraniteHybridFixed[] = {kGranite4Fixed[0],
+                                                     kGranite4Fixed[1],
+                                                     {"mamba_conv_bias", "true"},
+                                                     {"mamba_proj_bias", "false"}};
+
+inline constexpr Architecture kGraniteHybrid = {
+    .name = "granitehybrid",
+    .layer = LlamaLayer,
+    .tensors = kGraniteHybridTensors,
+    .qkv_bias = Presence::kAsStored,
+    .output_bias = Presence::kAsStored,
+    .multipliers = true,
+    .may_not_rotate = true,
+    .states = StateKind::kMamba2,
+    .config_json = {.classes = kGranite4Classes,
+                    .own = kGraniteHybridOwn,
+                    .fixed = kGraniteHybridFixed,
+                    .model_type = "granitemoehybrid"},
+    .gguf_pairs = true,
+    .hugging_face_gate_up = "shared_mlp.input_linear.weight"};
+
+inline constexpr auto kGraniteHybridMoeTensors = [] {
+  constexpr auto kExperts =
+      ExpertTensors("block_sparse_moe.router.layer", "block_sparse_moe.experts.*.gate_proj",
+                    "block_sparse_moe.experts.*.up_proj", "block_sparse_moe.experts.*.down_proj");
+  return Changed(Joined(kGraniteHybridTensors, kExperts), [](TensorRow& row) {
+    const Part shared = row.part == Part::kGate ? Part::kSharedGate
+                        : row.part == Part::kUp ? Part::kSharedUp
+                                                : Part::kSharedDown;
+    for (const TensorRow& of_shared : kSharedExpert) {
+      const bool dense =
+          row.part == Part::kGate || row.part == Part::kUp || row.part == Part::kDown;
+      if (!dense || of_shared.part != shared) continue;
+      const std::string_view name = row.hugging_face;
+      row = of_shared;
+      row.hugging_face = name;
+    }
+  });
+}();
+inline constexpr JsonField kGraniteHybridMoeOwn[] = {
+    kGraniteHybridOwn[1], kGraniteHybridOwn[2],
+    kGraniteHybridOwn[3], kGraniteHybridOwn[4],
+    kGraniteHybridOwn[5], {"shared_intermediate_size", &ModelConfig::shared_hidden}};
+inline constexpr FixedField kGraniteHybridMoeFixed[] = {
+    kGraniteHybridFixed[0], kGraniteHybridFixed[2], kGraniteHybridFixed[3]};
+
+inline constexpr Architecture kGraniteHybridMoe = {
+    .name = "granitehybridmoe",
+    .layer = LlamaLayer,
+    .tensors = kGraniteHybridMoeTensors,
+    .qkv_bias = Presence::kAsStored,
+    .output_bias = Presence::kAsStored,
+    .multipliers = true,
+    .may_not_rotate = true,
+    .states = StateKind::kMamba2,
+    .config_json = {.classes = kGranite4Classes,
+                    .own = kGraniteHybridMoeOwn,
+                    .fixed = kGraniteHybridMoeFixed,
+                    .model_type = "granitemoehybrid"},
+    .gguf_pairs = true,
+    .experts = true,
+    .shared_expert = true,
+    .hugging_face_experts = FusedExperts::kByHalves,
+    .hugging_face_gate_up = "shared_mlp.input_linear.weight",
+    .gguf_name = "granitehybrid"};
 
 }  // namespace treadle

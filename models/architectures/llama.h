@@ -1,5 +1,6 @@
-// Llama (Touvron et al. 2023; grouped queries as in Llama 2 and 3), and Mistral, which differs by a
-// sliding window alone.
+// Llama (Touvron et al. 2023; grouped queries as in Llama 2 and 3), Mistral, which differs by a
+// sliding window alone, and Ministral 3 (Mistral AI 2025, the models of text): with YaRN, and
+// queries that grow with the logarithm of how often the context of training fits before them.
 //
 // Thread safety: constants and a pure function.
 #pragma once
@@ -51,5 +52,18 @@ inline constexpr Architecture kLlama = {
     .output_bias = Presence::kAsStored,
     .config_json = {.classes = kLlamaClasses, .fixed = kLlamaFixed, .window_model_type = "mistral"},
     .gguf_pairs = true};
+
+inline constexpr std::string_view kMinistral3Classes[] = {"Ministral3ForCausalLM"};
+inline constexpr FixedField kMinistral3Fixed[] = {{"hidden_act", "\"silu\""}};
+
+inline constexpr Architecture kMinistral3 = {.name = "mistral3",
+                                             .layer = LlamaLayer,
+                                             .tensors = kLlamaTensors,
+                                             .config_json = {.classes = kMinistral3Classes,
+                                                             .fixed = kMinistral3Fixed,
+                                                             .default_epsilon = 1e-5,
+                                                             .default_rope_base = 1e6,
+                                                             .model_type = "ministral3"},
+                                             .gguf_pairs = true};
 
 }  // namespace treadle

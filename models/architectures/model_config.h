@@ -111,17 +111,20 @@ struct ModelConfig {
   int64_t dense_hidden = 0;        // its inner features
   bool Mixes(int64_t layer) const { return experts > 0 && layer >= dense_layers; }
 
-  // Layers that keep a state of fixed size instead of K and V (kernels/state_layout.h): all but the
-  // last of every so many. 0: none does.
-  int64_t attention_every = 0;
+  // The numbers of the layers that keep a state of fixed size instead of K and V
+  // (kernels/state_layout.h), ascending. Convolutions alone have a value head for each channel.
+  std::vector<double> state_layers;
   int64_t state_key_heads = 0;
   int64_t state_heads = 0;  // of values
   int64_t state_key_dim = 0;
   int64_t state_value_dim = 0;
   int64_t conv_taps = 0;      // positions that the convolution sees
   bool tiled_states = false;  // StateLayout::tiled
+  // What ranks divide of a state: key heads, or channels of a convolution alone.
+  int64_t StateUnits() const { return state_key_heads > 0 ? state_key_heads : state_heads; }
+  bool HasStates() const { return !state_layers.empty(); }
   bool KeepsState(int64_t layer) const {
-    return attention_every > 0 && (layer + 1) % attention_every != 0;
+    return std::ranges::binary_search(state_layers, static_cast<double>(layer));
   }
   // Layers of [begin, end) whose pages are a ring: local ones and those that keep a state.
   bool HasRing(int64_t layer) const { return Local(layer) || KeepsState(layer); }

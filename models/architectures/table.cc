@@ -17,8 +17,8 @@
 #include "models/architectures/gpt_oss.h"
 #include "models/architectures/granite.h"
 #include "models/architectures/hunyuan.h"
+#include "models/architectures/lfm2.h"
 #include "models/architectures/llama.h"
-#include "models/architectures/ministral3.h"
 #include "models/architectures/olmo.h"
 #include "models/architectures/opt.h"
 #include "models/architectures/phi3.h"
@@ -31,10 +31,11 @@ namespace treadle {
 namespace {
 
 constexpr Architecture kArchitectures[] = {
-    kLlama,   kGpt2,    kQwen2,    kQwen3,     kGptNeoX,   kOpt,     kFalcon,     kPhi3,
-    kGemma3,  kBloom,   kMixtral,  kQwen3Moe,  kGptOss,    kSmolLm3, kGranite,    kGranite4,
-    kOlmo2,   kSeedOss, kGlm4,     kExaone4,   kErnie45,   kHunyuan, kMinistral3, kGemma4,
-    kApertus, kQwen35,  kQwen2Moe, kQwen35Moe, kQwen3Next, kGlm4Moe, kMiniMaxM2};
+    kLlama,     kGpt2,       kQwen2,     kQwen3,   kGptNeoX,  kOpt,           kFalcon,
+    kPhi3,      kGemma3,     kBloom,     kMixtral, kQwen3Moe, kGptOss,        kSmolLm3,
+    kGranite,   kGranite4,   kOlmo2,     kSeedOss, kGlm4,     kExaone4,       kErnie45,
+    kHunyuan,   kMinistral3, kGemma4,    kApertus, kQwen35,   kQwen2Moe,      kQwen35Moe,
+    kQwen3Next, kGlm4Moe,    kMiniMaxM2, kLfm2,    kLfm2Moe,  kGraniteHybrid, kGraniteHybridMoe};
 
 constexpr std::string_view kGgufLayers = "blk.";
 
@@ -143,6 +144,9 @@ int64_t SizeOf(Extent extent, const ModelConfig& config) {
     case Extent::kChannels:
       return 2 * config.state_key_heads * config.state_key_dim +
              config.state_heads * config.state_value_dim;
+    case Extent::kStateProducts:
+      return SizeOf(Extent::kChannels, config) + SizeOf(Extent::kStateValues, config) +
+             config.state_heads;
   }
   return 0;
 }
@@ -153,6 +157,10 @@ void CompleteConfig(ModelConfig& config) {
     config.unrotated_every = architecture.unrotated_every(config);
   }
   config.gated_attention = architecture.gated_attention;
+  if (architecture.states == StateKind::kConvolution) {
+    config.state_heads = config.hidden;
+    config.state_value_dim = 1;
+  }
   if (architecture.embedding_multiplied) {
     config.embedding_multiplier = std::sqrt(static_cast<double>(config.hidden));
   }
@@ -267,6 +275,31 @@ std::vector<int32_t> DecaysLast(const ModelConfig& config) {
   return order;
 }
 
+// The parts of a state's rows, which files have in another order: of Mamba 2 values, keys and
+// queries, behind the gates and before the decays; of a convolution gates of what it reads, of what
+// it gives, and what it reads.
+std::vector<int32_t> StateRows(const TensorRow& row, const ModelConfig& config) {
+  const int64_t keys = config.state_key_heads * config.state_key_dim;
+  const int64_t values = config.state_heads * config.state_value_dim;
+  std::vector<int32_t> order;
+  const auto add = [&](int64_t first, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) order.push_back(static_cast<int32_t>(first + i));
+  };
+  const bool all = row.rows == Extent::kStateProducts;
+  if (ArchitectureOf(config).states == StateKind::kConvolution) {
+    for (const int64_t part : {2, 1, 0}) add(part * values, all ? values : 0);
+    return order;
+  }
+  const int64_t first = all ? values : 0;
+  add(first + values + keys, keys);
+  add(first + values, keys);
+  add(first, values);
+  if (!all) return order;
+  add(0, values);
+  add(2 * (values + keys), config.state_heads);
+  return order;
+}
+
 }  // namespace
 
 std::vector<int32_t> FileRowOrder(const TensorRow& row, const ModelConfig& config, Container kind) {
@@ -278,6 +311,10 @@ std::vector<int32_t> FileRowOrder(const TensorRow& row, const ModelConfig& confi
   }
   if (row.rows == Extent::kGatedQueries && config.gated_attention) return GatesLast(config);
   if (row.rows == Extent::kBetaDecay) return DecaysLast(config);
+  if (row.rows == Extent::kStateProducts ||
+      (row.rows == Extent::kChannels && architecture.states == StateKind::kMamba2)) {
+    return StateRows(row, config);
+  }
   const bool pairs = folder ? architecture.hugging_face_pairs : architecture.gguf_pairs;
   if (!pairs || (row.part != Part::kQ && row.part != Part::kK)) return order;
   const int64_t half = config.rope_dim / 2;

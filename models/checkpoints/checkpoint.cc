@@ -97,7 +97,10 @@ absl::StatusOr<const StoredTensor*> Checkpoint::Require(
     std::string_view name, std::initializer_list<int64_t> shape) const {
   const StoredTensor* tensor = Find(name);
   if (tensor == nullptr) return Missing(name);
-  if (!std::ranges::equal(tensor->shape, shape)) {
+  // A state's vectors are matrices in .gguf files.
+  const bool vector = kind_ == Kind::kGguf && shape.size() == 1 && tensor->shape.size() == 2 &&
+                      tensor->Elements() == *shape.begin();
+  if (!vector && !std::ranges::equal(tensor->shape, shape)) {
     return InvalidArgument(path_, ": tensor '", name, "' has shape ", ShapeText(tensor->shape),
                            ", expected ", ShapeText(std::span(shape.begin(), shape.size())));
   }
@@ -211,6 +214,29 @@ absl::Status Checkpoint::CheckLayers() const {
   return absl::OkStatus();
 }
 
+absl::Status Checkpoint::CheckStates(const Architecture& architecture) const {
+  if (architecture.states == StateKind::kNone) {
+    if (!config_.HasStates()) return absl::OkStatus();
+    return InvalidArgument(path_, ": has layers that keep a state, expected none of ",
+                           architecture.name);
+  }
+  if (config_.window > 0) {
+    return Unimplemented(path_, ": has layers that keep a state, and a sliding window of ",
+                         config_.window, " positions, expected none");
+  }
+  if (architecture.states == StateKind::kConvolution) {
+    const bool whole = config_.state_key_heads == 0 && config_.state_heads == config_.hidden &&
+                       config_.state_value_dim == 1;
+    if (whole && config_.conv_taps > 0) return absl::OkStatus();
+    return InvalidArgument(path_, ": convolutions of ", config_.conv_taps, " positions and ",
+                           config_.state_heads, " channels, expected 1 or more of ",
+                           config_.hidden);
+  }
+  if (config_.state_heads % config_.state_key_heads == 0) return absl::OkStatus();
+  return InvalidArgument(path_, ": ", config_.state_heads, " value heads of a state cannot share ",
+                         config_.state_key_heads, " key heads evenly");
+}
+
 absl::Status Checkpoint::CheckConsistency() const {
   const Architecture* const architecture = FindArchitecture(config_.architecture);
   if (architecture == nullptr) {
@@ -237,11 +263,7 @@ absl::Status Checkpoint::CheckConsistency() const {
     return InvalidArgument(path_, ": experts is ", config_.experts, ", expected none of ",
                            architecture->name);
   }
-  if (architecture->states && config_.state_heads % config_.state_key_heads != 0) {
-    return InvalidArgument(path_, ": ", config_.state_heads,
-                           " value heads of a state cannot share ", config_.state_key_heads,
-                           " key heads evenly");
-  }
+  TREADLE_RETURN_IF_ERROR(CheckStates(*architecture));
   if (architecture->rotary) TREADLE_RETURN_IF_ERROR(CheckRope(*architecture));
   if (tokenizer_ && static_cast<int64_t>(tokenizer_->tokens.size()) > config_.vocab) {
     return InvalidArgument(path_, ": the tokenizer has ", tokenizer_->tokens.size(),

@@ -136,6 +136,7 @@ class Checkpoint {
   // Sizes in range and in harmony: what every loader relies on.
   absl::Status CheckConsistency() const;
   absl::Status CheckLayers() const;
+  absl::Status CheckStates(const Architecture& architecture) const;
   absl::Status CheckRope(const Architecture& architecture) const;
 
   Kind kind_ = Kind::kGguf;

@@ -16,7 +16,7 @@ namespace {
 constexpr std::pair<Part, MatrixRole> kRoles[] = {
     {Part::kEmbedding, MatrixRole::kEmbedding}, {Part::kPositions, MatrixRole::kPositions},
     {Part::kHead, MatrixRole::kHead},           {Part::kRouter, MatrixRole::kRouter},
-    {Part::kSharedRouter, MatrixRole::kRouter}, {Part::kConvolution, MatrixRole::kConvolution}};
+    {Part::kSharedRouter, MatrixRole::kRouter}, {Part::kConvolution, MatrixRole::kSmall}};
 
 }  // namespace
 
@@ -28,6 +28,7 @@ MatrixRole RoleOf(std::string_view tensor) {
       for (const auto& [part, role] : kRoles) {
         if (part == name.row->part) return role;
       }
+      if (name.row->columns == Extent::kNone) return MatrixRole::kSmall;
     }
   }
   return MatrixRole::kLayer;

@@ -71,7 +71,8 @@ class WeightPlan {
 };
 
 // The role of a matrix, by its name in the file.
-enum class MatrixRole { kLayer, kEmbedding, kPositions, kHead, kRouter, kConvolution };
+// kSmall: convolutions, and vectors that files keep as matrices.
+enum class MatrixRole { kLayer, kEmbedding, kPositions, kHead, kRouter, kSmall };
 MatrixRole RoleOf(std::string_view tensor);
 // Whether a folder keeps this tensor, if it is dense, as [in, out].
 bool TransposedInFolder(const ModelConfig& config, const StoredTensor& tensor);

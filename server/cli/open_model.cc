@@ -358,7 +358,7 @@ absl::StatusOr<std::string> NumericsKey(const ServeOptions& options, const Check
     for (const int64_t end : opened.setup.end_layers) key += Str(end, "\n");
   }
   // Sums over a state begin at each page.
-  if (checkpoint.config().attention_every > 0) key += Str(options.page_size, "\n");
+  if (checkpoint.config().HasStates()) key += Str(options.page_size, "\n");
   // Two sets of rotary factors, chosen by the context.
   if (const auto& rope = checkpoint.config().long_rope) {
     key += Str(opened.served.max_context > rope->original_context ? "long\n" : "short\n");

@@ -31,7 +31,7 @@ struct TinyFiles {
     llama = Write("llama", 0);
     window = Write("llama", 18);
     windows = Write("gemma3", 0);
-    states = Write("qwen35", 0);
+    states = {Write("qwen35", 0), Write("lfm2", 0), Write("granitehybrid", 0)};
     heads = Write("gemma4", 0);
     shared = Write("gemma4", 0, 2);
   }
@@ -47,7 +47,7 @@ struct TinyFiles {
   }
   TestFolder own;
   std::string llama, window, windows;  // no layer's, each layer's, each second layer's
-  std::string states;                  // each second layer keeps one
+  std::vector<std::string> states;     // each second layer keeps one
   // These have heads of another size in each second layer; the last two read K/V of the others.
   std::string heads, shared;
 };
@@ -273,7 +273,7 @@ void ExpectAsAlone(const EngineKind& kind, const std::string& path,
   const auto first = run(1);
   const auto second = run(2);
   // Sums over states begin at each page; others know nothing of pages.
-  const bool states = (*model)->config().attention_every > 0;
+  const bool states = (*model)->config().HasStates();
   ReferenceRunner alone(*backend, **model, kMaxTokens, states ? options.page_size : 64,
                         DType::kF32);
   for (const auto& adapter : adapters) {
@@ -381,10 +381,14 @@ TEST_P(EngineContract, RingsOfPagesDoNotMatter) {
   LocalEngineOptions options = Options();
   options.max_batch_tokens = 16;
   const std::string& heads = stages() == 1 ? Tiny().shared : Tiny().heads;
-  for (const std::string& path : {Tiny().window, Tiny().windows, heads, Tiny().states}) {
-    if (path == Tiny().states && GetParam().gpus) continue;  // Backend::keeps_states
+  std::vector<std::string> paths = {Tiny().window, Tiny().windows, heads};
+  if (!GetParam().gpus) {  // Backend::keeps_states
+    paths.insert(paths.end(), Tiny().states.begin(), Tiny().states.end());
+  }
+  for (const std::string& path : paths) {
     SCOPED_TRACE(path);
-    options.max_batch_tokens = path == Tiny().states ? 50 : 16;
+    const bool states = std::ranges::find(Tiny().states, path) != Tiny().states.end();
+    options.max_batch_tokens = states ? 50 : 16;
     options.kv_pages = {path == Tiny().window ? 0 : 48, 32};
     auto requests = RandomRequests(4, few ? 2 : 10, TinyVocabulary(), few ? 70 : 110, few ? 3 : 10);
     for (auto& driven : requests) driven.request.top_logprobs = 3;

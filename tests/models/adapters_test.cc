@@ -126,9 +126,10 @@ TEST_P(PeftLogits, AreThoseOfGgufFiles) {
 
 INSTANTIATE_TEST_SUITE_P(All, PeftLogits,
                          ::testing::Values("llama", "llama-second", "llama-bf16", "qwen3", "gpt2",
-                                           "gptneox", "gemma3", "granite", "phi3", "soft-llama",
-                                           "soft-gemma3", "soft-gemma4", "soft-granite",
-                                           "soft-gpt2", "soft-qwen35"),
+                                           "gptneox", "gemma3", "granite", "phi3", "lfm2",
+                                           "granitehybrid", "soft-llama", "soft-gemma3",
+                                           "soft-gemma4", "soft-granite", "soft-gpt2",
+                                           "soft-qwen35"),
                          [](const auto& info) { return Identifier(info.param); });
 
 // Factors of floats have 16 bits where activations have them: two of F16 lose 2^-11 of a product,

@@ -8,6 +8,8 @@
 
 #include "kernels/cpu/cpu_backend.h"
 #include "models/architectures/glm4.h"
+#include "models/architectures/granite.h"
+#include "models/architectures/lfm2.h"
 #include "models/architectures/qwen35.h"
 #include "models/checkpoints/gguf/gguf_file.h"
 #include "tests/models/checkpoints/quantize_case.h"
@@ -34,7 +36,8 @@ TEST_F(Experts, ARowsResultIsItsOwn) {
   std::vector<int32_t> ids;
   for (int32_t i = 0; i < 60; ++i) ids.push_back(i * i * 31 % TinyVocabulary());
   for (const Architecture* architecture :
-       {&kMixtral, &kQwen3Moe, &kQwen2Moe, &kQwen35Moe, &kQwen3Next, &kGlm4Moe, &kMiniMaxM2}) {
+       {&kMixtral, &kQwen3Moe, &kQwen2Moe, &kQwen35Moe, &kQwen3Next, &kGlm4Moe, &kMiniMaxM2,
+        &kLfm2Moe, &kGraniteHybridMoe}) {
     const auto checkpoint = Checkpoint::Open(TinyGguf(*architecture, Options(true)));
     ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
     for (const auto& [compute, weights] : {std::pair(ComputeMode::kExact, "nf4"),

@@ -130,13 +130,14 @@ TEST_P(TransformersLogits, AreOurs) {
 
 // .gguf files of the same models, as the gguf package or llama.cpp's converter writes them.
 TEST(GgufPackage, FilesGiveTheLogitsOfTransformers) {
-  for (const char* name : {"qwen2-window", "qwen3-tied", "gptneox",   "falcon-grouped", "phi3-long",
-                           "gemma3",       "bloom",      "mixtral",   "qwen3moe",       "gptoss",
-                           "smollm3-tied", "granite",    "granite4",  "olmo2",          "olmo3",
-                           "seed-oss",     "glm4",       "exaone4",   "ernie45",        "hunyuan",
-                           "ministral3",   "phi4-mini",  "gemma4",    "gemma4-large",   "apertus",
-                           "qwen35",       "qwen2moe",   "qwen35moe", "qwen3next",      "glm4moe",
-                           "minimax-m2"}) {
+  for (const char* name :
+       {"qwen2-window", "qwen3-tied", "gptneox",   "falcon-grouped", "phi3-long",
+        "gemma3",       "bloom",      "mixtral",   "qwen3moe",       "gptoss",
+        "smollm3-tied", "granite",    "granite4",  "olmo2",          "olmo3",
+        "seed-oss",     "glm4",       "exaone4",   "ernie45",        "hunyuan",
+        "ministral3",   "phi4-mini",  "gemma4",    "gemma4-large",   "apertus",
+        "qwen35",       "qwen2moe",   "qwen35moe", "qwen3next",      "glm4moe",
+        "minimax-m2",   "lfm2",       "lfm2moe",   "granitehybrid",  "granitehybridmoe"}) {
     SCOPED_TRACE(name);
     const std::string folder = std::string(TREADLE_TESTDATA "/models/") + name;
     const Oracle oracle = ReadOracle(folder);
@@ -174,7 +175,8 @@ INSTANTIATE_TEST_SUITE_P(
                           "granite4", "olmo2", "olmo3", "seed-oss", "glm4", "exaone4",
                           "exaone4-global", "ernie45", "hunyuan", "ministral3", "phi4-mini",
                           "gemma4", "gemma4-large", "apertus", "qwen35", "qwen35-tied", "qwen2moe",
-                          "qwen35moe", "qwen3next", "glm4moe", "glm4moe-air", "minimax-m2"),
+                          "qwen35moe", "qwen3next", "glm4moe", "glm4moe-air", "minimax-m2", "lfm2",
+                          "lfm2moe", "granitehybrid", "granitehybrid-rope", "granitehybridmoe"),
         ::testing::ValuesIn(kDevices)),
     [](const auto& info) {
       return Identifier(Str(std::get<0>(info.param), "_", std::get<1>(info.param).name));

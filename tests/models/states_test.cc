@@ -9,11 +9,13 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "base/status.h"
 #include "kernels/forwarding_backend.h"
 #include "kernels/reference/reference_backend.h"
 #include "models/checkpoints/checkpoint.h"
 #include "models/checkpoints/write/quantize_checkpoint.h"
 #include "models/model.h"
+#include "models/tensor_parallel.h"
 #include "tests/models/checkpoints/quantize_case.h"
 #include "tests/support/test_folder.h"
 
@@ -59,7 +61,8 @@ using WrittenStates = QuantizeCheckpointTest;
 // Also with experts, which are fused in the first folder and in the last file; and with the rows of
 // all that states are made of in two matrices.
 TEST_F(WrittenStates, ReadBackAsTheSameBits) {
-  for (const char* name : {"qwen35", "qwen35moe", "qwen3next"}) {
+  for (const char* name : {"qwen35", "qwen35moe", "qwen3next", "lfm2", "lfm2moe", "granitehybrid",
+                           "granitehybridmoe"}) {
     const std::string in = Str(TREADLE_TESTDATA "/models/", name);
     for (const char* weights : {"keep", "f16"}) {
       ExpectSameBits(in, "", weights);
@@ -72,17 +75,21 @@ TEST_F(WrittenStates, ReadBackAsTheSameBits) {
 // config.json with one field changed.
 class StateFields : public ::testing::Test {
  protected:
-  std::string ErrorWith(const char* field, const nlohmann::json& value) {
-    std::ifstream in(std::string(kFolder) + "/config.json");
+  absl::StatusOr<std::unique_ptr<Checkpoint>> With(const nlohmann::json& fields,
+                                                   const std::string& model = "qwen35") {
+    const std::string from = TREADLE_TESTDATA "/models/" + model;
+    std::ifstream in(from + "/config.json");
     nlohmann::json config = nlohmann::json::parse(in);
-    config[field] = value;
+    config.update(fields);
     const std::string folder = folder_.Folder("model");
     std::ofstream(folder + "/config.json") << config;
-    std::filesystem::copy_file(std::string(kFolder) + "/model.safetensors",
-                               folder + "/model.safetensors",
+    std::filesystem::copy_file(from + "/model.safetensors", folder + "/model.safetensors",
                                std::filesystem::copy_options::overwrite_existing);
-    const auto checkpoint = Checkpoint::Open(folder);
-    return std::string(checkpoint.status().message());
+    return Checkpoint::Open(folder);
+  }
+  std::string ErrorWith(const char* field, const nlohmann::json& value,
+                        const std::string& model = "qwen35") {
+    return std::string(With({{field, value}}, model).status().message());
   }
   const TestFolder folder_;
 };
@@ -90,15 +97,50 @@ class StateFields : public ::testing::Test {
 TEST_F(StateFields, ThatContradictEachOtherAreNamed) {
   EXPECT_THAT(ErrorWith("linear_num_value_heads", 5),
               HasSubstr("5 value heads of a state cannot share 3 key heads evenly"));
-  EXPECT_THAT(ErrorWith("layer_types", {"full_attention", "linear_attention", "linear_attention",
-                                        "full_attention"}),
-              HasSubstr("but for \"full_attention\" at regular distances"));
-  EXPECT_THAT(ErrorWith("layer_types", {"linear_attention", "mamba"}), HasSubstr("layer_types is"));
+  EXPECT_THAT(ErrorWith("layer_types", {"linear_attention", "full_attention"}),
+              HasSubstr("or what keeps a state (\"linear_attention\", \"mamba\", \"conv\") of each "
+                        "of 4 layers"));
+  EXPECT_THAT(ErrorWith("layer_types", {"linear_attention", "rwkv", "full_attention", "mamba"}),
+              HasSubstr("layer_types is"));
+  EXPECT_THAT(ErrorWith("sliding_window", 9), HasSubstr("and a sliding window of 9 positions"));
   EXPECT_THAT(ErrorWith("linear_conv_kernel_dim", 17),
               HasSubstr("positions of a convolution is 17, expected 1 to 16"));
   EXPECT_THAT(ErrorWith("linear_key_head_dim", nullptr),
               HasSubstr("linear_key_head_dim is missing"));
   EXPECT_EQ(ErrorWith("use_cache", true), "");
+  EXPECT_THAT(ErrorWith("conv_L_cache", 17, "lfm2"), HasSubstr("convolution is 17, expected 0 to"));
+  EXPECT_THAT(ErrorWith("conv_bias", true, "lfm2"), HasSubstr("conv_bias is true"));
+  EXPECT_THAT(ErrorWith("block_ffn_dim_multiplier", -1, "lfm2"), HasSubstr("expected more than 0"));
+  EXPECT_THAT(ErrorWith("mamba_proj_bias", true, "granitehybrid"), HasSubstr("mamba_proj_bias is"));
+  EXPECT_THAT(ErrorWith("time_step_limit", {0.0, 1.0}, "granitehybrid"),
+              HasSubstr("time_step_limit is [0.0,1.0], expected no limit"));
+}
+
+// As the authors' first files say it: which layers attend, and the inner features.
+TEST_F(StateFields, OfLfm2MayHaveOlderNames) {
+  const auto newer = With(nlohmann::json::object(), "lfm2");
+  const auto older = With({{"layer_types", nullptr},
+                           {"full_attn_idxs", {2, 4}},
+                           {"intermediate_size", nullptr},
+                           {"block_ff_dim", 80}},
+                          "lfm2");
+  ASSERT_EQ(newer.status(), absl::OkStatus());
+  ASSERT_EQ(older.status(), absl::OkStatus());
+  EXPECT_EQ((*newer)->config(), (*older)->config());
+  EXPECT_EQ((*newer)->config().ffn_hidden, 63);
+}
+
+// A norm of all value heads of a key head would have to be of several ranks.
+TEST(StatesTest, RanksDivideKeyHeadsAndChannels) {
+  const auto error = [](const std::string& model, int ranks) {
+    const auto checkpoint = Checkpoint::Open(TREADLE_TESTDATA "/models/" + model);
+    TREADLE_CHECK(checkpoint.ok());
+    return std::string(CheckShard(**checkpoint, {}, ranks).message());
+  };
+  EXPECT_EQ(error("granitehybrid", 2), "");
+  EXPECT_THAT(error("granitehybridmoe", 2),
+              HasSubstr("1 key heads of states cannot be divided by 2"));
+  EXPECT_EQ(error("lfm2", 3), "");
 }
 
 }  // namespace

@@ -264,15 +264,18 @@ TEST_F(TensorParallel, EveryArchitectureInBothContainers) {
 }
 
 // A rank's value heads are in two ranges of a .gguf file's, and in one of a folder's; those of
-// Qwen3-Next are in one of either. Converted to codes that lie apart, a rank's are floats.
-TEST_F(TensorParallel, ValueHeadsThatTakeTurns) {
-  for (const char* name :
-       {"qwen35moe/model.gguf", "qwen35moe", "qwen3next/model.gguf", "qwen3next"}) {
-    for (const char* weights : {"", "nf4"}) {
-      SCOPED_TRACE(Str(name, " ", weights));
-      const auto checkpoint = Checkpoint::Open(Str(TREADLE_TESTDATA "/models/", name));
-      ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-      ExpectSameAsWhole(**checkpoint, {.weights = weights}, 3);
+// Qwen3-Next are in one of either, as those of Mamba 2, which all that a rank has are in one matrix
+// with; and channels of convolutions. Converted to codes that lie apart, a rank's are floats.
+TEST_F(TensorParallel, HeadsAndChannelsOfStates) {
+  for (const auto& [name, ranks] : {std::pair("qwen35moe", 3), std::pair("qwen3next", 3),
+                                    std::pair("granitehybrid", 2), std::pair("lfm2", 3)}) {
+    for (const char* file : {"/model.gguf", ""}) {
+      for (const char* weights : {"", "nf4"}) {
+        SCOPED_TRACE(Str(name, file, " ", weights));
+        const auto checkpoint = Checkpoint::Open(Str(TREADLE_TESTDATA "/models/", name, file));
+        ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+        ExpectSameAsWhole(**checkpoint, {.weights = weights}, ranks);
+      }
     }
   }
 }

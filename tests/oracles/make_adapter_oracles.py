@@ -38,6 +38,10 @@ CASES = {
     "granite": ("granite", dict(r=4, lora_alpha=3, target_modules=LINEARS), "float32"),
     "phi3": ("phi3", dict(r=4, lora_alpha=8, target_modules=["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]),
              "float32"),
+    "lfm2": ("lfm2", dict(r=4, lora_alpha=6, target_modules=["in_proj", "out_proj", "q_proj", "v_proj", "w1", "w2"]),
+             "float32"),
+    "granitehybrid": ("granitehybrid", dict(r=4, lora_alpha=6, target_modules=["in_proj", "out_proj", "q_proj"]),
+                      "float32"),
 }
 # name: (base, virtual tokens, type of the file)
 SOFT_PROMPTS = {

@@ -28,7 +28,8 @@ GGUF = ["qwen2-window", "qwen3-tied", "gptneox", "falcon-grouped", "phi3-long", 
         "qwen3moe", "gptoss"]  # .gguf files too
 CONVERTED = ["smollm3-tied", "granite", "granite4", "olmo2", "olmo3", "seed-oss", "glm4", "exaone4", "ernie45",
              "hunyuan", "ministral3", "phi4-mini", "gemma4", "gemma4-large", "apertus",
-             "qwen35", "qwen2moe", "qwen35moe", "qwen3next", "glm4moe", "minimax-m2"]  # these by llama.cpp's converter
+             "qwen35", "qwen2moe", "qwen35moe", "qwen3next", "glm4moe", "minimax-m2", "lfm2", "lfm2moe",
+             "granitehybrid", "granitehybridmoe"]  # these by llama.cpp's converter
 PROMPT, GREEDY = 9, 20  # tokens that greedy generation begins with, and gives
 LLAMA = dict(vocab_size=VOCAB, hidden_size=30, intermediate_size=53, num_hidden_layers=2,
              num_attention_heads=3, num_key_value_heads=3, max_position_embeddings=96,
@@ -49,6 +50,9 @@ MIXTURE = dict(num_experts=7, num_experts_per_tok=3, moe_intermediate_size=19, s
 STATES = dict(num_key_value_heads=1, head_dim=16, num_hidden_layers=4, linear_num_key_heads=3,
               linear_num_value_heads=6, linear_key_head_dim=16, linear_value_head_dim=12, linear_conv_kernel_dim=4,
               layer_types=["linear_attention", "linear_attention", "full_attention", "linear_attention"])
+HYBRID = dict(hidden_size=32, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=4, mamba_n_heads=8,
+              mamba_d_head=8, mamba_d_state=11, mamba_n_groups=1, shared_intermediate_size=53,
+              layer_types=["linear_attention", "full_attention", "linear_attention", "linear_attention"])
 GLM4MOE = dict(num_key_value_heads=1, head_dim=12, num_hidden_layers=3, first_k_dense_replace=1, n_routed_experts=7,
                num_experts_per_tok=3, moe_intermediate_size=19, attention_bias=True, num_mtp_layers=0)
 GPTOSS = LLAMA | EXPERTS | dict(sliding_window=11, num_local_experts=5, layer_types=None)
@@ -212,6 +216,25 @@ CASES = {
     "minimax-m2": ("MiniMaxM2", LLAMA | EXPERTS | dict(num_attention_heads=6, num_key_value_heads=2, head_dim=12,
                                                        num_local_experts=7, rope_parameters=dict(
         rope_type="default", rope_theta=500.0, partial_rotary_factor=0.5)), "float16", 40, {}),
+    # Convolutions in layers 1, 2 and 4; 80 inner features are two thirds of it times 1.1, in sevens: 63.
+    "lfm2": ("Lfm2", LLAMA | dict(num_key_value_heads=1, num_hidden_layers=5, intermediate_size=80, pad_token_id=2,
+                                  block_multiple_of=7, block_ffn_dim_multiplier=1.1, tie_word_embeddings=True,
+                                  layer_types=["conv", "conv", "full_attention", "conv", "full_attention"]),
+             "float16", 90, {}),
+    "lfm2moe": ("Lfm2Moe", LLAMA | dict(num_key_value_heads=1, num_hidden_layers=4, conv_L_cache=4, pad_token_id=2,
+                                        num_dense_layers=1, num_experts=7, num_experts_per_tok=3,
+                                        moe_intermediate_size=19, tie_word_embeddings=True,
+                                        layer_types=["conv", "full_attention", "conv", "conv"]), "float16", 90, {}),
+    # States of two key heads and eight value heads, in 32 bits for the converter's rates.
+    "granitehybrid": ("GraniteMoeHybrid", LLAMA | MULTIPLIERS | HYBRID | dict(
+        mamba_n_groups=2, num_local_experts=0, num_experts_per_tok=0, position_embedding_type="nope"), "float32", 90, {}),
+    "granitehybrid-rope": ("GraniteMoeHybrid", LLAMA | MULTIPLIERS | HYBRID | dict(
+        mamba_d_conv=3, num_local_experts=0, num_experts_per_tok=0, position_embedding_type="rope",
+        tie_word_embeddings=True, layer_types=["linear_attention", "full_attention"], num_hidden_layers=2), "bfloat16",
+                           60, {}),
+    "granitehybridmoe": ("GraniteMoeHybrid", LLAMA | MULTIPLIERS | HYBRID | dict(
+        num_local_experts=7, num_experts_per_tok=3, intermediate_size=19, shared_intermediate_size=23,
+        position_embedding_type="nope"), "float32", 60, {}),
 }
 
 
@@ -237,12 +260,14 @@ def randomize(model, generator):
             weight.data = noise * 1.5 / weight.shape[2]**0.5
         elif "bias" in name:
             weight.data = noise * 0.3
+        elif name.endswith("mamba.A_log"):
+            weight.data = noise * 0.5 - 2  # so that states last
         else:
             weight.data = 1 + noise * 0.2
     for name, weight in model.named_buffers():
         if name.endswith("layer_scalar"):
             weight.data = 0.7 + 0.2 * torch.randn(weight.shape, generator=generator)
-        if name.endswith("e_score_correction_bias"):
+        if name.endswith(("e_score_correction_bias", "expert_bias")):
             weight.data = 0.2 * torch.randn(weight.shape, generator=generator)
 
 
@@ -282,12 +307,36 @@ def state_in_double(m):
     return forward
 
 
+def mamba_in_double(m):
+    """Likewise of Mamba 2."""
+    f = torch.nn.functional
+
+    def forward(hidden_states, **_):
+        x = hidden_states[0]
+        gate, mixed, steps = m.in_proj(x).split([m.intermediate_size, m.conv_dim, m.num_heads], -1)
+        mixed = f.silu(m.conv1d(mixed.T[None])[0].T[:len(x)])
+        v, k, q = mixed.split([m.intermediate_size] + [m.n_groups * m.ssm_state_size] * 2, -1)
+        q, k = (y.view(len(x), m.n_groups, -1).repeat_interleave(m.num_heads // m.n_groups, 1) for y in (q, k))
+        v, steps = v.view(len(x), m.num_heads, -1), f.softplus(steps + m.dt_bias)
+        state, out = x.new_zeros(m.num_heads, m.ssm_state_size, m.head_dim), []
+        for t in range(len(x)):
+            state = state * (-m.A_log.exp() * steps[t]).exp()[:, None, None]
+            state = state + k[t][:, :, None] * (steps[t][:, None] * v[t])[:, None]
+            out.append(torch.einsum("hkv,hk->hv", state, q[t]) + m.D[:, None] * v[t])
+        out = (torch.stack(out).flatten(1) * f.silu(gate)).view(len(x), m.n_groups, -1)
+        out = out * torch.rsqrt(out.pow(2).mean(-1, keepdim=True) + m.norm.variance_epsilon)
+        return m.out_proj(out.flatten(1) * m.norm.weight)[None]
+    return forward
+
+
 def in_double(model):
     """The model in float64, its norms, routers and states too (transformers computes those in float32)."""
     model = model.double()
     for module in model.modules():
         if type(module).__name__.endswith("GatedDeltaNet"):
             module.forward = state_in_double(module)
+        if type(module).__name__.endswith("MambaLayer"):
+            module.forward = mamba_in_double(module)
         if type(module).__name__.endswith(("TopKRouter", "TopkRouter")):
             def route(x, bias=None, m=module):
                 scores = torch.nn.functional.linear(x.flatten(0, -2), m.weight, getattr(m, "bias", None))
@@ -492,7 +541,7 @@ def small_checkpoints(names):
                 json_config |= dict(rotary_dim=6, rope_theta=json_config.pop("rope_parameters")["rope_theta"])
                 text = json.dumps(json_config, indent=2, sort_keys=True) + "\n"
             if kind == "GraniteMoeHybrid":
-                text = text.replace('"full_attention"', '"attention"')
+                text = text.replace('"full_attention"', '"attention"').replace('"linear_attention"', '"mamba"')
             with open(path, "w", encoding="utf-8") as file:
                 file.write(text)
         # As a user's program reads it.

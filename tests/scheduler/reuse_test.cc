@@ -208,9 +208,10 @@ class ReuseFromFiles : public testing::TestWithParam<EngineKind> {};
 TEST_P(Reuse, AnswersAreThoseWithoutIt) {
   const TestFolder folder;
   // Layers that see everything, a window each, both in turn, and states in turn with everything.
-  for (const auto& [architecture, window] : {std::pair("llama", 0), std::pair("llama", 18),
-                                             std::pair("gemma3", 0), std::pair("qwen35", 0)}) {
-    if (GetParam().gpus && FindArchitecture(architecture)->states) continue;
+  for (const auto& [architecture, window] :
+       {std::pair("llama", 0), std::pair("llama", 18), std::pair("gemma3", 0),
+        std::pair("qwen35", 0), std::pair("lfm2", 0), std::pair("granitehybrid", 0)}) {
+    if (GetParam().gpus && FindArchitecture(architecture)->states != StateKind::kNone) continue;
     SCOPED_TRACE(Str(architecture, ", window ", window));
     TinyModelOptions options;
     options.layers = 4;
@@ -243,7 +244,8 @@ TEST(DraftModelOfAnEngine, GuessesWhatItWouldSay) {
   const EngineKind kind = EngineKinds().front();  // one rank of this process
   const TestFolder folder;
   for (const auto& [architecture, window] :
-       {std::pair("llama", 0), std::pair("gemma3", 0), std::pair("qwen35", 0)}) {
+       {std::pair("llama", 0), std::pair("gemma3", 0), std::pair("qwen35", 0),
+        std::pair("granitehybrid", 0)}) {
     SCOPED_TRACE(architecture);
     TinyModelOptions options;
     options.window = window;

@@ -145,12 +145,15 @@ ModelConfig ConfigOf(const Architecture& architecture, const TinyModelOptions& o
     config.attention_multiplier = 0.375;
     config.logits_divisor = 2;
   }
-  if (architecture.states) {
-    config.attention_every = 2;
-    config.state_key_heads = config.state_heads = o.heads;
-    config.state_key_dim = 16;
-    config.state_value_dim = 32;
+  if (architecture.states != StateKind::kNone) {
+    for (int64_t i = 0; i < o.layers; i += 2) config.state_layers.push_back(static_cast<double>(i));
     config.conv_taps = 4;
+    if (architecture.states != StateKind::kConvolution) {
+      config.state_key_heads = config.state_heads = o.heads;
+      config.state_key_dim = 16;
+      config.state_value_dim = 32;
+    }
+    if (architecture.may_not_rotate && !architecture.experts) config.unrotated_every = 1;
   }
   if (architecture.local_heads) {
     config.local_head_dim = 2 * config.head_dim;
@@ -386,10 +389,15 @@ absl::StatusOr<std::string> WriteTinyGguf(const Architecture& architecture,
       writer.AddU32(prefix + "attention.sliding_window_pattern", 2);
     }
   }
-  if (architecture.states) {
+  if (config.HasStates()) {
     writer.AddU32(prefix + "ssm.inner_size",
                   static_cast<uint32_t>(config.state_heads * config.state_value_dim));
+    writer.AddU32(prefix + "shortconv.l_cache", static_cast<uint32_t>(config.conv_taps));
+    std::vector<int32_t> keeps;
+    for (int64_t i = 0; i < o.layers; ++i) keeps.push_back(config.KeepsState(i) ? 1 : 0);
+    writer.AddI32s(prefix + "attention.recurrent_layers", keeps);
   }
+  if (config.unrotated_every == 1) writer.AddBool(prefix + "rope.scaling.finetuned", false);
   writer.AddF32(prefix + GgufEpsilonKey(architecture), 1e-5f);
   for (const auto& [key, value] : o.numbers) writer.AddF32(prefix + key, value);
   if (o.tokenizer) AddTokenizer(o, writer);
@@ -439,6 +447,13 @@ absl::StatusOr<std::string> WriteTinyFolder(const Architecture& architecture,
     if (field.required) config[field.name] = Json::parse(field.json);
   }
   if (fields.rotary_share != nullptr) config[fields.rotary_share] = 0.5;
+  for (int64_t i = 0; sizes.HasStates() && i < sizes.layers; ++i) {
+    config["layer_types"].push_back(sizes.KeepsState(i) ? "linear_attention" : "full_attention");
+  }
+  if (architecture.states == StateKind::kConvolution) config["block_auto_adjust_ff_dim"] = false;
+  if (architecture.may_not_rotate) {
+    config["position_embedding_type"] = sizes.unrotated_every == 1 ? "nope" : "rope";
+  }
   if (sizes.window > 0) {
     config["sliding_window"] = sizes.window;
     for (int64_t i = 0; architecture.local_layers != Presence::kNever && i < sizes.layers; ++i) {

@@ -1,4 +1,4 @@
-// Both SwiGLUs, GeGLU, the sigmoid gate, both GELUs, ReLU, xIELU and the bound of logits,
+// Both SwiGLUs, GeGLU, the sigmoid gate, products, both GELUs, ReLU, xIELU and the bound of logits,
 // elementwise.
 #include "kernels/backend.h"
 #include "kernels/cpu/isa_kernel.h"
@@ -12,6 +12,7 @@ TREADLE_ISA_KERNEL(GeGluElements, void(const float* gate, const float* up, float
 // gates: one of each x, or one of all.
 TREADLE_ISA_KERNEL(SigmoidGateElements,
                    void(const float* gate, int64_t gates, const float* x, float* out, int64_t n));
+TREADLE_ISA_KERNEL(MultiplyElements, void(const float* x, const float* y, float* out, int64_t n));
 TREADLE_ISA_KERNEL(GeluElements, void(const float* x, float* out, int64_t n));
 TREADLE_ISA_KERNEL(GeluErfElements, void(const float* x, float* out, int64_t n));
 TREADLE_ISA_KERNEL(ReluElements, void(const float* x, float* out, int64_t n));
@@ -52,6 +53,12 @@ void SigmoidGateElements(const float* gate, int64_t gates, const float* x, float
   ForEachVec(n, [&](int64_t i, int64_t lanes) {
     const Vec by = gates == 1 ? Broadcast(*gate) : LoadLanes(gate + i, lanes);
     StoreLanes(out + i, TimesSigmoid(LoadLanes(x + i, lanes), by), lanes);
+  });
+}
+
+void MultiplyElements(const float* x, const float* y, float* out, int64_t n) {
+  ForEachVec(n, [&](int64_t i, int64_t lanes) {
+    StoreLanes(out + i, Mul(LoadLanes(x + i, lanes), LoadLanes(y + i, lanes)), lanes);
   });
 }
 
@@ -144,6 +151,9 @@ void CpuOps::SigmoidGate(Tensor gate, Tensor x, Tensor out) {
     kSigmoidGateElements[isa_](gate.Row<float>(row) + (gate.cols == 1 ? 0 : col), gate.cols,
                                x.Row<float>(row) + col, out.Row<float>(row) + col, count);
   });
+}
+void CpuOps::Multiply(Tensor x, Tensor y, Tensor out) {
+  Gated(pool_, kMultiplyElements[isa_], x, y, out);
 }
 void CpuOps::Gelu(Tensor x, Tensor out) { Elementwise(pool_, kGeluElements[isa_], x, out); }
 void CpuOps::GeluErf(Tensor x, Tensor out) { Elementwise(pool_, kGeluErfElements[isa_], x, out); }

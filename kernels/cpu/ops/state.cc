@@ -1,27 +1,7 @@
-// Convolve and GatedDelta: layers that keep a state of fixed size (kernels/state_layout.h).
+// GatedDelta: layers that keep a state of fixed size (kernels/state_layout.h).
 #include "kernels/cpu/isa_kernel.h"
 
 namespace treadle {
-
-// Some columns of rows that lie in one page.
-struct ConvolveArguments {
-  const float* x;  // [rows, columns]
-  int64_t x_stride;
-  float* inputs;  // [taps - 1 + page_size, columns], `channels` apart; the rows' own ones are made
-  int64_t channels;
-  bool begins;          // the rows are the page's first: its first taps - 1 inputs are made, too,
-  const float* before;  // from these; null: zeros
-  int64_t slot;         // of the first row
-  int64_t rows;
-  int64_t columns;
-  int64_t taps;
-  const float* weight;  // [taps, columns], `channels` apart
-  const float* bias;    // or null
-  bool silu;
-  float* out;  // [rows, columns]
-  int64_t out_stride;
-};
-TREADLE_ISA_KERNEL(ConvolveRows, void(const ConvolveArguments&));
 
 // One key head's part of a page.
 struct DeltaPage {
@@ -30,7 +10,8 @@ struct DeltaPage {
   float* decays;   // [page_size], decays_stride apart
   float* state;    // [key_dim, value_dim]
 };
-// Rows of one key head that lie in one page. Of its value heads, each is `head_step` further on.
+// Rows of one key head that lie in one page, and some of its value heads, each of them `head_step`
+// further on.
 struct DeltaArguments {
   const float* q;  // [rows, key_dim]; this and the next two: `stride` apart
   const float* k;
@@ -38,14 +19,16 @@ struct DeltaArguments {
   int64_t stride;
   const float* decay;  // [rows]
   int64_t decay_stride;
-  const float* beta;  // likewise
+  const float* beta;  // likewise; with skips null
   int64_t beta_stride;
   const float* rates;
   const float* biases;
-  int64_t slot;  // of the first row
+  const float* skips;  // or null
+  int64_t slot;        // of the first row
   int64_t rows;
   int64_t page_size;
-  int64_t group;
+  int64_t heads;
+  bool stores_keys;  // the other calls for the key head read those of earlier rows alone
   int64_t head_step;
   int64_t key_dim;
   int64_t value_dim;
@@ -70,26 +53,6 @@ constexpr int64_t DeltaScratchFloats(int64_t page_size, int64_t key_dim, int64_t
 #include "kernels/cpu/vector_math.h"
 
 namespace treadle::TREADLE_ISA {
-
-void ConvolveRows(const ConvolveArguments& a) {
-  ForEachVec(a.columns, [&](int64_t i, int64_t lanes) {
-    for (int64_t t = 0; a.begins && t + 1 < a.taps; ++t) {
-      const Vec x = a.before == nullptr ? Zero() : LoadLanes(a.before + t * a.channels + i, lanes);
-      StoreLanes(a.inputs + t * a.channels + i, x, lanes);
-    }
-    for (int64_t row = 0; row < a.rows; ++row) {
-      float* const first = a.inputs + (a.slot + row) * a.channels + i;
-      StoreLanes(first + (a.taps - 1) * a.channels, LoadLanes(a.x + row * a.x_stride + i, lanes),
-                 lanes);
-      Vec sum = a.bias == nullptr ? Zero() : LoadLanes(a.bias + i, lanes);
-      for (int64_t t = 0; t < a.taps; ++t) {
-        sum = Fma(LoadLanes(a.weight + t * a.channels + i, lanes),
-                  LoadLanes(first + t * a.channels, lanes), sum);
-      }
-      StoreLanes(a.out + row * a.out_stride + i, a.silu ? Silu(sum) : sum, lanes);
-    }
-  });
-}
 
 namespace {
 
@@ -216,89 +179,137 @@ TREADLE_SIMD Vec SoftPlus(Vec x) {
   return Add(Max(x, Zero()), Mul(Add(s, s), series));
 }
 
-}  // namespace
+// What a call keeps of its rows: vectors of keys and then of queries, and for each value head what
+// follows from these.
+struct DeltaRowValues {
+  explicit DeltaRowValues(const DeltaArguments& a)
+      : vectors(a.scratch),
+        seen(vectors + 2 * a.rows * a.key_dim),
+        keys(seen + 2 * a.rows * a.value_dim),
+        queries(keys + a.rows * a.page_size),
+        key_weights(queries + a.rows * a.page_size),
+        weights(key_weights + a.rows * a.page_size),
+        decays(weights + a.rows * a.page_size),
+        powers(decays + a.page_size + 16),
+        factors(powers + a.page_size + 16) {}
 
-void DeltaRows(const DeltaArguments& a) {
-  for (int64_t h = 0; a.begins && h < a.group; ++h) MakeState(a, h);
+  float* const vectors;      // [2 rows, key_dim]
+  float* const seen;         // the state times these: [2 rows, value_dim]
+  float* const keys;         // keys times earlier keys: [rows, page_size]
+  float* const queries;      // queries times them, likewise
+  float* const key_weights;  // the same with decays
+  float* const weights;
+  float* const decays;   // [page_size]
+  float* const powers;   // [rows]
+  float* const factors;  // of what is to be added: betas or steps, likewise
+};
+
+// Fills vectors, keys and queries.
+void TakeVectors(const DeltaArguments& a, const DeltaRowValues& v) {
   const int64_t dim = a.key_dim;
-  float* const vectors = a.scratch;                // the rows' keys, then queries: [2 rows, dim]
-  float* const seen = vectors + 2 * a.rows * dim;  // the state times these: [2 rows, value_dim]
-  float* const keys =
-      seen + 2 * a.rows * a.value_dim;                 // keys times earlier keys: [rows, page_size]
-  float* const queries = keys + a.rows * a.page_size;  // queries times them, likewise
-  float* const key_weights = queries + a.rows * a.page_size;  // the same with decays
-  float* const weights = key_weights + a.rows * a.page_size;
-  float* const decays = weights + a.rows * a.page_size;  // [page_size]
-  float* const powers = decays + a.page_size + 16;       // [rows]
-  float* const betas = powers + a.page_size + 16;        // likewise
+  const bool delta = a.skips == nullptr;
   for (int64_t row = 0; row < a.rows; ++row) {
-    float* const key = vectors + row * dim;
-    Normalize(a.k + row * a.stride, dim, 1.0f, key);
-    Normalize(a.q + row * a.stride, dim, 1.0f / Sqrt(static_cast<float>(dim)),
-              vectors + (a.rows + row) * dim);
+    float* const key = v.vectors + row * dim;
+    float* const query = v.vectors + (a.rows + row) * dim;
+    if (delta) {
+      Normalize(a.k + row * a.stride, dim, 1.0f, key);
+      Normalize(a.q + row * a.stride, dim, 1.0f / Sqrt(static_cast<float>(dim)), query);
+    }
+    for (int64_t d = 0; !delta && d < dim; ++d) {
+      key[d] = a.k[row * a.stride + d];
+      query[d] = a.q[row * a.stride + d];
+    }
     float* const stored = a.page.keys + (a.slot + row) * a.keys_stride;
-    for (int64_t d = 0; d < dim; ++d) stored[d] = key[d];
+    for (int64_t d = 0; a.stores_keys && d < dim; ++d) stored[d] = key[d];
   }
   for (int64_t row = 0; row < a.rows; ++row) {
     for (int64_t i = 0; i <= a.slot + row; ++i) {
-      const float* const key = a.page.keys + i * a.keys_stride;
-      keys[row * a.page_size + i] = Dot(vectors + row * dim, key, dim);
-      queries[row * a.page_size + i] = Dot(vectors + (a.rows + row) * dim, key, dim);
+      const float* const key =
+          i < a.slot ? a.page.keys + i * a.keys_stride : v.vectors + (i - a.slot) * dim;
+      if (delta) v.keys[row * a.page_size + i] = Dot(v.vectors + row * dim, key, dim);
+      v.queries[row * a.page_size + i] = Dot(v.vectors + (a.rows + row) * dim, key, dim);
     }
   }
-  for (int64_t h = 0; h < a.group; ++h) {
+}
+
+// Fills decays, powers, factors and weights of a value head.
+void TakeDecays(const DeltaArguments& a, const DeltaPage& page, int64_t on,
+                const DeltaRowValues& v) {
+  const bool delta = a.skips == nullptr;
+  float* const own = v.decays + a.slot;  // of the rows
+  for (int64_t row = 0; row < a.rows; ++row) {
+    own[row] = a.decay[row * a.decay_stride + on] + a.biases[on];
+    if (delta) v.factors[row] = a.beta[row * a.beta_stride + on];
+  }
+  ForEachVec(a.rows, [&](int64_t row, int64_t lanes) {
+    const Vec step = SoftPlus(LoadLanes(own + row, lanes));
+    StoreLanes(own + row, Mul(Broadcast(a.rates[on]), step), lanes);
+    StoreLanes(v.factors + row,
+               delta ? TimesSigmoid(Broadcast(1.0f), LoadLanes(v.factors + row, lanes)) : step,
+               lanes);
+  });
+  for (int64_t i = 0; i < a.slot; ++i) v.decays[i] = page.decays[i * a.decays_stride];
+  for (int64_t i = a.slot; i < a.slot + a.rows; ++i) {
+    v.decays[i] = (i == 0 ? 0.0f : v.decays[i - 1]) - v.decays[i];
+    page.decays[i * a.decays_stride] = v.decays[i];
+  }
+  ForEachVec(a.rows, [&](int64_t row, int64_t lanes) {
+    StoreLanes(v.powers + row, Exp(LoadLanes(own + row, lanes)), lanes);
+  });
+  for (int64_t row = 0; row < a.rows; ++row) {
+    ForEachVec(a.slot + row + 1, [&](int64_t i, int64_t lanes) {
+      const Vec power = Exp(Sub(Broadcast(own[row]), LoadLanes(v.decays + i, lanes)));
+      const int64_t at = row * a.page_size + i;
+      if (delta) StoreLanes(v.key_weights + at, Mul(power, LoadLanes(v.keys + at, lanes)), lanes);
+      StoreLanes(v.weights + at, Mul(power, LoadLanes(v.queries + at, lanes)), lanes);
+    });
+  }
+}
+
+// Changes and results of a value head.
+template <bool kDelta>
+TREADLE_LOOP void ChangeHead(const DeltaArguments& a, const DeltaPage& page, int64_t on,
+                             const DeltaRowValues& v) {
+  ForEachVec(a.value_dim, [&](int64_t j, int64_t lanes) {
+    for (int64_t row = 0; row < a.rows; ++row) {
+      const float* const of_key = v.key_weights + row * a.page_size;
+      const float* const of_query = v.weights + row * a.page_size;
+      const Vec power = Broadcast(v.powers[row]);
+      Vec known = Zero();
+      if (kDelta) known = Mul(power, LoadLanes(v.seen + row * a.value_dim + j, lanes));
+      Vec out = Mul(power, LoadLanes(v.seen + (a.rows + row) * a.value_dim + j, lanes));
+      const int64_t slot = a.slot + row;
+      for (int64_t i = 0; i < slot; ++i) {
+        const Vec change = LoadLanes(page.changes + i * a.changes_stride + j, lanes);
+        if (kDelta) known = Fma(Broadcast(of_key[i]), change, known);
+        out = Fma(Broadcast(of_query[i]), change, out);
+      }
+      const Vec value = LoadLanes(a.v + row * a.stride + on * a.value_dim + j, lanes);
+      const Vec change = Mul(Broadcast(v.factors[row]), kDelta ? Sub(value, known) : value);
+      StoreLanes(page.changes + slot * a.changes_stride + j, change, lanes);
+      out = Fma(Broadcast(of_query[slot]), change, out);
+      if (!kDelta) out = Fma(Broadcast(a.skips[on]), value, out);
+      StoreLanes(a.out + row * a.out_stride + on * a.value_dim + j, out, lanes);
+    }
+  });
+}
+
+}  // namespace
+
+void DeltaRows(const DeltaArguments& a) {
+  for (int64_t h = 0; a.begins && h < a.heads; ++h) MakeState(a, h);
+  const bool delta = a.skips == nullptr;
+  const DeltaRowValues v(a);
+  TakeVectors(a, v);
+  for (int64_t h = 0; h < a.heads; ++h) {
     const DeltaPage page = HeadOf(a, a.page, h);
     const int64_t on = h * a.head_step;
-    Multiply(
-        {vectors, dim, page.state, a.value_dim, dim, a.value_dim, nullptr, 1.0f, seen, a.value_dim},
-        2 * a.rows);
-    float* const own = decays + a.slot;  // of the rows
-    for (int64_t row = 0; row < a.rows; ++row) {
-      own[row] = a.decay[row * a.decay_stride + on] + a.biases[on];
-      betas[row] = a.beta[row * a.beta_stride + on];
-    }
-    ForEachVec(a.rows, [&](int64_t row, int64_t lanes) {
-      const Vec fall = Mul(Broadcast(a.rates[on]), SoftPlus(LoadLanes(own + row, lanes)));
-      StoreLanes(own + row, fall, lanes);
-      const Vec beta = LoadLanes(betas + row, lanes);
-      StoreLanes(betas + row, TimesSigmoid(Broadcast(1.0f), beta), lanes);
-    });
-    for (int64_t i = 0; i < a.slot; ++i) decays[i] = page.decays[i * a.decays_stride];
-    for (int64_t i = a.slot; i < a.slot + a.rows; ++i) {
-      decays[i] = (i == 0 ? 0.0f : decays[i - 1]) - decays[i];
-      page.decays[i * a.decays_stride] = decays[i];
-    }
-    ForEachVec(a.rows, [&](int64_t row, int64_t lanes) {
-      StoreLanes(powers + row, Exp(LoadLanes(own + row, lanes)), lanes);
-    });
-    for (int64_t row = 0; row < a.rows; ++row) {
-      ForEachVec(a.slot + row + 1, [&](int64_t i, int64_t lanes) {
-        const Vec power = Exp(Sub(Broadcast(own[row]), LoadLanes(decays + i, lanes)));
-        const int64_t at = row * a.page_size + i;
-        StoreLanes(key_weights + at, Mul(power, LoadLanes(keys + at, lanes)), lanes);
-        StoreLanes(weights + at, Mul(power, LoadLanes(queries + at, lanes)), lanes);
-      });
-    }
-    ForEachVec(a.value_dim, [&](int64_t j, int64_t lanes) {
-      for (int64_t row = 0; row < a.rows; ++row) {
-        const float* const of_key = key_weights + row * a.page_size;
-        const float* const of_query = weights + row * a.page_size;
-        const Vec power = Broadcast(powers[row]);
-        Vec known = Mul(power, LoadLanes(seen + row * a.value_dim + j, lanes));
-        Vec out = Mul(power, LoadLanes(seen + (a.rows + row) * a.value_dim + j, lanes));
-        const int64_t slot = a.slot + row;
-        for (int64_t i = 0; i < slot; ++i) {
-          const Vec change = LoadLanes(page.changes + i * a.changes_stride + j, lanes);
-          known = Fma(Broadcast(of_key[i]), change, known);
-          out = Fma(Broadcast(of_query[i]), change, out);
-        }
-        const Vec value = LoadLanes(a.v + row * a.stride + on * a.value_dim + j, lanes);
-        const Vec change = Mul(Broadcast(betas[row]), Sub(value, known));
-        StoreLanes(page.changes + slot * a.changes_stride + j, change, lanes);
-        StoreLanes(a.out + row * a.out_stride + on * a.value_dim + j,
-                   Fma(Broadcast(of_query[slot]), change, out), lanes);
-      }
-    });
+    const int64_t first = delta ? 0 : a.rows;  // only queries look at the state
+    Multiply({v.vectors + first * a.key_dim, a.key_dim, page.state, a.value_dim, a.key_dim,
+              a.value_dim, nullptr, 1.0f, v.seen + first * a.value_dim, a.value_dim},
+             2 * a.rows - first);
+    TakeDecays(a, page, on, v);
+    (delta ? ChangeHead<true> : ChangeHead<false>)(a, page, on, v);
   }
 }
 
@@ -307,111 +318,84 @@ void DeltaRows(const DeltaArguments& a) {
 #include <algorithm>
 
 #include "kernels/cpu/ops/ops_state.h"
-#include "kernels/cpu/ops/split_rows.h"
+#include "kernels/cpu/ops/state_rows.h"
 
 namespace treadle {
 namespace {
 
-// Rows of a span that lie in one page.
-struct PageRows {
-  int64_t row;  // the first, of the batch
-  int64_t rows;
-  int64_t slot;  // of the first
-  float* page;
-  float* before;  // the page before it, if the rows begin theirs; null: position 0
-};
-
-template <typename Body>
-void ForEachPage(const KvView& kv, const SequenceSpan& span, Body body) {
-  const int64_t size = kv.layout.page_size;
-  const auto page_at = [&](int64_t i) {
-    return reinterpret_cast<float*>(kv.pages + span.pages[i] * kv.layout.PageStride());
-  };
-  const int64_t end = int64_t{span.first_position} + span.num_rows;
-  for (int64_t at = span.first_position; at < end;) {
-    const int64_t page = at / size, slot = at % size;
-    const int64_t rows = std::min(size - slot, end - at);
-    body(PageRows{span.first_row + at - span.first_position, rows, slot, page_at(page),
-                  slot == 0 && page > 0 ? page_at(page - 1) : nullptr});
-    at += rows;
-  }
+// What a page has of a key head, and of its value heads from `first` on; null: nothing.
+DeltaPage PartOf(const KvLayout& layout, float* page, int64_t head, int64_t first) {
+  if (page == nullptr) return {};
+  const StateLayout& state = layout.state;
+  const int64_t size = layout.page_size;
+  return {page + state.Keys(size) + head * state.key_dim,
+          page + state.Changes(size) + first * state.value_dim, page + state.Decays(size) + first,
+          page + state.State(size) + first * state.key_dim * state.value_dim};
 }
 
 }  // namespace
 
-void CpuOps::Convolve(Tensor x, const float* weight, const float* bias, bool silu, const KvView& kv,
-                      Tensor out) {
-  const StateLayout& state = kv.layout.state;
-  CheckSameShape(x, out);
-  TREADLE_CHECK(x.cols == state.channels);
-  const auto convolve = [&](int64_t begin, int64_t end) {  // channels
-    for (const SequenceSpan& span : kv.sequences) {
-      ForEachPage(kv, span, [&](const PageRows& p) {
-        const float* before = p.before;
-        if (before != nullptr) before += kv.layout.page_size * state.channels + begin;
-        kConvolveRows[isa_]({x.Row<float>(p.row) + begin, x.stride, p.page + begin, state.channels,
-                             p.slot == 0, before, p.slot, p.rows, end - begin, state.taps,
-                             weight + begin, bias == nullptr ? nullptr : bias + begin, silu,
-                             out.Row<float>(p.row) + begin, out.stride});
-      });
-    }
-  };
-  if (x.rows * x.cols < kSerialElements) return convolve(0, x.cols);
-  pool_.ParallelFor(x.cols, 64, convolve);
-}
-
 void CpuOps::GatedDelta(Tensor qkv, Tensor decay, Tensor beta, const float* rates,
-                        const float* biases, const KvView& kv, Tensor out) {
+                        const float* biases, const float* skips, const KvView& kv, Tensor out) {
   const KvLayout& layout = kv.layout;
   const StateLayout& state = layout.state;
   const int64_t queries = state.key_heads * state.key_dim, group = state.group();
   TREADLE_CHECK(qkv.cols == 2 * queries + out.cols && out.cols == state.heads * state.value_dim);
-  TREADLE_CHECK(decay.cols == state.heads && beta.cols == state.heads);
+  TREADLE_CHECK(decay.cols == state.heads && beta.cols == (skips == nullptr ? state.heads : 0));
   const int64_t floats = DeltaScratchFloats(layout.page_size, state.key_dim, state.value_dim);
   const size_t bytes = static_cast<size_t>(floats) * sizeof(float) * pool_.size();
   state_->delta_scratch.Reserve(bytes);
   float* const scratch = state_->delta_scratch.Take<float>(bytes);
-  pool_.ParallelForEach(
-      std::ssize(kv.sequences) * state.key_heads, [&](int worker, int64_t item, int64_t) {
-        const int64_t head = item % state.key_heads, first = state.tiled ? head : head * group;
-        const auto part_of = [&](float* page) {
-          if (page == nullptr) return DeltaPage();
-          return DeltaPage{
-              page + state.Keys(layout.page_size) + head * state.key_dim,
-              page + state.Changes(layout.page_size) + first * state.value_dim,
-              page + state.Decays(layout.page_size) + first,
-              page + state.State(layout.page_size) + first * state.key_dim * state.value_dim};
-        };
-        ForEachPage(kv, kv.sequences[item / state.key_heads], [&](const PageRows& p) {
-          const float* const row = qkv.Row<float>(p.row);
-          kDeltaRows[isa_]({row + head * state.key_dim,
-                            row + queries + head * state.key_dim,
-                            row + 2 * queries + first * state.value_dim,
-                            qkv.stride,
-                            decay.Row<float>(p.row) + first,
-                            decay.stride,
-                            beta.Row<float>(p.row) + first,
-                            beta.stride,
-                            rates + first,
-                            biases + first,
-                            p.slot,
-                            p.rows,
-                            layout.page_size,
-                            group,
-                            state.tiled ? state.key_heads : 1,
-                            state.key_dim,
-                            state.value_dim,
-                            part_of(p.page),
-                            queries,
-                            state.heads * state.value_dim,
-                            state.heads,
-                            p.slot == 0,
-                            part_of(p.before),
-                            out.Row<float>(p.row) + first * state.value_dim,
-                            out.stride,
-                            scratch + worker * floats});
-        });
-      });
+  // Value heads of a key head are shared out where there are fewer of these than threads.
+  const int64_t items = std::max<int64_t>(std::ssize(kv.sequences) * state.key_heads, 1);
+  const int64_t parts = std::clamp<int64_t>(2 * pool_.size() / items, 1, group);
+  int64_t rounds = 0;
+  for (const SequenceSpan& span : kv.sequences) rounds = std::max(rounds, PagesOf(kv, span));
+  const auto run = [&](int worker, const SequenceSpan& span, int64_t head, int64_t part,
+                       int64_t round) {
+    const PageRows p = RowsIn(kv, span, round);
+    const int64_t begin = part * group / parts, end = (part + 1) * group / parts;
+    const int64_t first = state.tiled ? head + begin * state.key_heads : head * group + begin;
+    const float* const row = qkv.Row<float>(p.row);
+    kDeltaRows[isa_]({row + head * state.key_dim,
+                      row + queries + head * state.key_dim,
+                      row + 2 * queries + first * state.value_dim,
+                      qkv.stride,
+                      decay.Row<float>(p.row) + first,
+                      decay.stride,
+                      skips == nullptr ? beta.Row<float>(p.row) + first : nullptr,
+                      beta.stride,
+                      rates + first,
+                      biases + first,
+                      skips == nullptr ? nullptr : skips + first,
+                      p.slot,
+                      p.rows,
+                      layout.page_size,
+                      end - begin,
+                      /*stores_keys=*/part == 0,
+                      state.tiled ? state.key_heads : 1,
+                      state.key_dim,
+                      state.value_dim,
+                      PartOf(layout, p.page, head, first),
+                      queries,
+                      state.heads * state.value_dim,
+                      state.heads,
+                      p.slot == 0,
+                      PartOf(layout, p.before, head, first),
+                      out.Row<float>(p.row) + first * state.value_dim,
+                      out.stride,
+                      scratch + worker * floats});
+  };
+  // Page by page, for whoever makes a state reads all keys of the page before.
+  for (int64_t round = 0; round < rounds; ++round) {
+    pool_.ParallelForEach(items * parts, [&](int worker, int64_t item, int64_t) {
+      const int64_t head = item / parts % state.key_heads;
+      const size_t sequence = static_cast<size_t>(item / parts / state.key_heads);
+      if (sequence >= kv.sequences.size()) return;
+      const SequenceSpan& span = kv.sequences[sequence];
+      if (round < PagesOf(kv, span)) run(worker, span, head, item % parts, round);
+    });
+  }
 }
 
 }  // namespace treadle

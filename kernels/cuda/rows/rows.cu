@@ -243,6 +243,8 @@ TREADLE_DEVICE float ErfGelu(float x) {
   return 0.5f * x * simt::Erfc(-kHalfRoot * x);
 }
 
+TREADLE_DEVICE float Unchanged(float x) { return x; }
+
 TREADLE_DEVICE float Rectified(float x) { return x > 0.0f ? x : 0.0f; }
 
 template <float (*kActivation)(float)>
@@ -456,6 +458,11 @@ void CudaOps::SigmoidGate(Tensor gate, Tensor x, Tensor out) {
   } else {
     LaunchElements(*device_, SigmoidGateKernel<false>, params, out);
   }
+}
+
+void CudaOps::Multiply(Tensor x, Tensor y, Tensor out) {
+  const ElementParams params = GatedParams(x, y, out);
+  if (Ready()) LaunchElements(*device_, GatedKernel<Unchanged>, params, out);
 }
 
 void CudaOps::Gelu(Tensor x, Tensor out) {

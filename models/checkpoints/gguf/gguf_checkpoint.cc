@@ -13,6 +13,8 @@
 namespace treadle {
 namespace {
 
+constexpr const char* kGgufKvHeads = "attention.head_count_kv";
+
 class GgufCheckpoint final : public Checkpoint {
  public:
   absl::Status Read(const std::string& path);
@@ -24,7 +26,7 @@ class GgufCheckpoint final : public Checkpoint {
   template <typename Struct>
   absl::Status ReadFields(const std::string& prefix, const Architecture& architecture,
                           Struct& out) const;
-  absl::Status ReadStates(const std::string& prefix);
+  absl::Status ReadStates(const std::string& prefix, StateKind kind);
   absl::Status CheckRouters(const std::string& prefix, bool sigmoid) const;
   absl::Status ReadWindow(const std::string& prefix, const Architecture& architecture);
   absl::Status ReadLayerSizes(const std::string& prefix);
@@ -122,15 +124,21 @@ absl::Status GgufCheckpoint::ReadConfig() {
   const std::string_view second = architecture->gguf_second_norm;
   if (!second.empty() && Find(Str("blk.0.", second, ".weight")) == nullptr) config_.layer_norms = 1;
   TREADLE_RETURN_IF_ERROR(ReadWindow(prefix, *architecture));
-  if (architecture->states) TREADLE_RETURN_IF_ERROR(ReadStates(prefix));
+  if (architecture->states != StateKind::kNone) {
+    TREADLE_RETURN_IF_ERROR(ReadStates(prefix, architecture->states));
+  }
   if (architecture->local_heads) TREADLE_RETURN_IF_ERROR(ReadLayerSizes(prefix));
   if (architecture->gguf_query_scalar != nullptr) {
     config_.query_scalar = architecture->gguf_query_scalar(config_);
   }
   // llama.cpp's way to say of Granite that nothing rotates.
   const std::string rotates = prefix + "rope.scaling.finetuned";
-  if (architecture->multipliers && !file_->Bool(rotates, true).value_or(false)) {
-    return Unimplemented(path_, ": ", rotates, " is not true: layers without rotary embeddings");
+  if (architecture->multipliers) {
+    TREADLE_ASSIGN_OR_RETURN(const bool rotated, file_->Bool(rotates, true));
+    if (!rotated && !architecture->may_not_rotate) {
+      return Unimplemented(path_, ": ", rotates, " is not true: layers without rotary embeddings");
+    }
+    if (!rotated) config_.unrotated_every = 1;
   }
   if (architecture->rotary) TREADLE_RETURN_IF_ERROR(ReadRope(prefix, *architecture));
   if (architecture->xielu) TREADLE_RETURN_IF_ERROR(ReadXielu(*architecture));
@@ -220,26 +228,47 @@ absl::Status GgufCheckpoint::CheckRouters(const std::string& prefix, bool sigmoi
   return absl::OkStatus();
 }
 
-// Reads what files say of layers that keep a state besides the table of fields.
-absl::Status GgufCheckpoint::ReadStates(const std::string& prefix) {
-  TREADLE_ASSIGN_OR_RETURN(const int64_t inner, file_->Integer(prefix + "ssm.inner_size"));
-  config_.state_value_dim = inner / std::max<int64_t>(1, config_.state_heads);
+// Reads what files say of layers that keep a state besides the table of fields. These are listed,
+// or have no K/V heads; or all but those at regular distances keep one.
+absl::Status GgufCheckpoint::ReadStates(const std::string& prefix, StateKind kind) {
+  if (kind == StateKind::kConvolution) {
+    TREADLE_ASSIGN_OR_RETURN(config_.conv_taps, file_->Integer(prefix + "shortconv.l_cache"));
+  } else {
+    TREADLE_ASSIGN_OR_RETURN(const int64_t inner, file_->Integer(prefix + "ssm.inner_size"));
+    config_.state_value_dim = inner / std::max<int64_t>(1, config_.state_heads);
+  }
   config_.tiled_states =
       ArchitectureOf(config_).gguf_tiled_states && config_.state_heads != config_.state_key_heads;
-  const std::string key = prefix + "attention.recurrent_layers";
-  const GgufValue* const listed = file_->Find(key);
-  if (listed == nullptr) return absl::OkStatus();
-  std::vector<bool> attends;
-  for (const double keeps : listed->numbers) attends.push_back(keeps == 0);
-  attends.resize(static_cast<size_t>(std::clamp<int64_t>(config_.layers, 0, std::ssize(attends))));
-  const std::optional<int64_t> period = PeriodOf(attends);
-  if (!period || std::ssize(attends) != config_.layers) {
-    return Unimplemented(path_, ": metadata ", Quoted(key), " lists ", listed->numbers.size(),
-                         " layers, expected ", config_.layers,
-                         " with ones that attend at regular distances");
+  const std::string listed = prefix + "attention.recurrent_layers", heads = prefix + kGgufKvHeads;
+  const GgufValue* const value = file_->Find(listed);
+  const GgufValue* const kv_heads = file_->Find(heads);
+  const bool by_heads = value == nullptr && kv_heads != nullptr && kv_heads->numbers.size() > 1;
+  const GgufValue* const list = by_heads ? kv_heads : value;
+  if (list == nullptr) {
+    const bool delta = kind == StateKind::kDeltaRule;
+    TREADLE_ASSIGN_OR_RETURN(const int64_t every,
+                             file_->Integer(prefix + "full_attention_interval",
+                                            delta ? std::optional(kAttentionEvery) : std::nullopt));
+    for (int64_t i = 0; i < std::min<int64_t>(config_.layers, 1 << 12); ++i) {
+      if (every < 1 || (i + 1) % every != 0) config_.state_layers.push_back(static_cast<double>(i));
+    }
+    return absl::OkStatus();
   }
-  config_.attention_every = *period;
-  return absl::OkStatus();
+  bool alike = std::ssize(list->numbers) >= config_.layers;
+  for (int64_t i = 0; alike && i < config_.layers; ++i) {
+    const double number = list->numbers[static_cast<size_t>(i)];
+    if ((number == 0) == by_heads) {
+      config_.state_layers.push_back(static_cast<double>(i));
+    } else if (by_heads) {
+      const bool first = std::ssize(config_.state_layers) == i;
+      alike = number >= 1 && number <= 0x1p40 && (first || number == config_.kv_heads);
+      if (alike) config_.kv_heads = static_cast<int64_t>(number);
+    }
+  }
+  if (alike) return absl::OkStatus();
+  return Unimplemented(path_, ": metadata ", Quoted(by_heads ? heads : listed), " lists ",
+                       list->numbers.size(), " layers, expected ", config_.layers,
+                       by_heads ? ", with as many K/V heads wherever there are some" : "");
 }
 
 // Reads sizes that a file lists for each layer, or says once of all: heads of K and V, and inner
@@ -256,8 +285,7 @@ absl::Status GgufCheckpoint::ReadLayerSizes(const std::string& prefix) {
     const double number = value->numbers[std::min(static_cast<size_t>(layer), last)];
     return number >= 1 && number <= 0x1p40 ? static_cast<int64_t>(number) : int64_t{0};
   };
-  const std::string heads = prefix + "attention.head_count_kv",
-                    inner = prefix + "feed_forward_length";
+  const std::string heads = prefix + kGgufKvHeads, inner = prefix + "feed_forward_length";
   config_.kv_heads = at(heads, first_global);
   config_.local_kv_heads = at(heads, first_local);
   config_.ffn_hidden = at(inner, 0);
@@ -331,8 +359,11 @@ absl::Status GgufCheckpoint::ReadFields(const std::string& prefix, const Archite
     SetDefault(field, field.otherwise, out);
     if (field.gguf == nullptr || !field.IsOf(architecture)) continue;
     const GgufValue* const value = file_->Find(prefix + field.gguf);
-    const bool listed = architecture.local_heads && value != nullptr && value->numbers.size() > 1;
-    if (listed) continue;  // ReadLayerSizes'
+    const bool by_layer =
+        architecture.local_heads ||
+        (architecture.states != StateKind::kNone && field.gguf == std::string_view(kGgufKvHeads));
+    const bool listed = by_layer && value != nullptr && value->numbers.size() > 1;
+    if (listed) continue;  // ReadLayerSizes' or ReadStates'
     TREADLE_RETURN_IF_ERROR(ReadField(field, *file_, prefix + field.gguf, out));
   }
   return absl::OkStatus();

@@ -21,6 +21,11 @@ struct Fused {
 };
 const Fused kFused[] = {{"gate_up_proj", {"gate_proj", "up_proj"}}, {"down_proj", {"down_proj"}}};
 
+// Granite's names.
+constexpr std::pair<std::string_view, std::string_view> kOlderNames[] = {
+    {"moe.input_linear.weight", "moe.experts.gate_up_proj"},
+    {"moe.output_linear.weight", "moe.experts.down_proj"}};
+
 // One part of one expert. Its row i is row i * step + first of the expert's.
 struct ExpertPart {
   std::span<const std::byte> data = {};  // of the expert
@@ -176,7 +181,11 @@ absl::StatusOr<std::vector<StoredTensor>> TakeFusedExperts(std::vector<Safetenso
                                                            FusedExperts layout) {
   constexpr std::string_view kExperts = ".experts.";
   Taker taker(std::move(entries));
-  for (const auto& [name, entry] : taker.entries_.entries()) {
+  for (const auto& [stored, entry] : taker.entries_.entries()) {
+    std::string name = stored;
+    for (const auto& [older, known] : kOlderNames) {
+      if (name.ends_with(older)) name.replace(name.size() - older.size(), older.size(), known);
+    }
     const size_t at = name.rfind(kExperts);
     if (at == name.npos) continue;
     const std::string_view experts = std::string_view(name).substr(0, at + kExperts.size());

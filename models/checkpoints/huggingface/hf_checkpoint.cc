@@ -219,7 +219,9 @@ absl::Status HuggingFaceCheckpoint::ReadShards(const HfQuantization& quantizatio
   left_aside_ = KeepText(entries, config_.layers);
   for (SafetensorsEntry& entry : entries) {
     // Convolutions: [channels, 1, taps].
-    if (entry.shape.size() == 3 && entry.shape[1] == 1 && entry.name.ends_with("conv1d.weight")) {
+    const bool convolution =
+        entry.name.ends_with("conv1d.weight") || entry.name.ends_with("conv.conv.weight");
+    if (entry.shape.size() == 3 && entry.shape[1] == 1 && convolution) {
       entry.shape.erase(entry.shape.begin() + 1);
     }
     if (!IsNumber(entry.name)) continue;

@@ -257,23 +257,72 @@ absl::Status ReadRotatingLayers(const Fields& fields, ModelConfig& config) {
   return absl::OkStatus();
 }
 
-// "layer_types", where it is there: which layers attend, at regular distances.
-absl::Status ReadStateLayers(const Fields& fields, ModelConfig& config) {
-  constexpr const char* kName = "layer_types";
-  if (!fields.Has(kName)) return absl::OkStatus();
-  std::vector<bool> attends;
-  bool known = true;
-  for (const Json& type : fields.At(kName)) {
-    attends.push_back(type == "full_attention");
-    known &= attends.back() || type == "linear_attention";
+// Which layers keep a state: as "layer_types" or "full_attn_idxs" says, or, by the delta rule, all
+// but those at regular distances.
+absl::Status ReadStateLayers(const Fields& fields, const Architecture& architecture,
+                             ModelConfig& config) {
+  constexpr const char *kTypes = "layer_types", *kAttending = "full_attn_idxs";
+  const Json &types = fields.At(kTypes), &attending = fields.At(kAttending);
+  bool known = types.is_array() && std::ssize(types) == config.layers;
+  if (known) {
+    for (int64_t i = 0; i < config.layers; ++i) {
+      const Json& type = types[static_cast<size_t>(i)];
+      if (type == "attention" || type == "full_attention") continue;
+      known &= type == "linear_attention" || type == "mamba" || type == "conv";
+      config.state_layers.push_back(static_cast<double>(i));
+    }
+  } else if (const int64_t layers = std::min<int64_t>(config.layers, 1 << 12);
+             types.is_null() && attending.is_array()) {
+    for (int64_t i = 0; i < layers; ++i) {
+      if (std::find(attending.begin(), attending.end(), i) != attending.end()) continue;
+      config.state_layers.push_back(static_cast<double>(i));
+    }
+    known = true;
+  } else if (types.is_null() && architecture.states == StateKind::kDeltaRule) {
+    TREADLE_ASSIGN_OR_RETURN(const int64_t every,
+                             fields.Integer("full_attention_interval", kAttentionEvery));
+    for (int64_t i = 0; i < layers; ++i) {
+      if ((i + 1) % every != 0) config.state_layers.push_back(static_cast<double>(i));
+    }
+    known = true;
   }
-  const std::optional<int64_t> period = PeriodOf(attends);
-  if (!known || !period || std::ssize(attends) != config.layers) {
-    return fields.Wrong(kName, Str("\"linear_attention\" of ", config.layers,
-                                   " layers, but for \"full_attention\" at regular distances"));
-  }
-  config.attention_every = *period;
+  if (known) return absl::OkStatus();
+  return fields.Wrong(kTypes,
+                      Str("\"full_attention\" or what keeps a state (\"linear_attention\", ",
+                          "\"mamba\", \"conv\") of each of ", config.layers, " layers"));
+}
+
+// Steps of Mamba 2 that have other bounds than 0 and infinity, which transformers writes as an
+// object.
+absl::Status CheckSteps(const Fields& fields) {
+  constexpr const char* kName = "time_step_limit";
+  const Json& limits = fields.At(kName);
+  const bool none = limits.is_array() && limits.size() == 2 && limits[0] == 0 &&
+                    limits[1].is_object() && limits[1].value("__float__", Json()) == "Infinity";
+  return limits.is_null() || none ? absl::OkStatus() : fields.Wrong(kName, "no limit");
+}
+
+// The feed-forward size of LFM2, which follows from what the file says.
+absl::Status AdjustFeedForward(const Fields& fields, ModelConfig& config) {
+  TREADLE_ASSIGN_OR_RETURN(const bool adjusts, fields.Bool("block_auto_adjust_ff_dim", true));
+  if (!adjusts) return absl::OkStatus();
+  constexpr const char* kFactor = "block_ffn_dim_multiplier";
+  TREADLE_ASSIGN_OR_RETURN(const double factor, fields.Number(kFactor, 1.0));
+  TREADLE_ASSIGN_OR_RETURN(const int64_t unit, fields.Integer("block_multiple_of", 256));
+  if (!(factor > 0 && factor <= 1000)) return fields.Wrong(kFactor, "more than 0, at most 1000");
+  const auto two_thirds = static_cast<double>(2 * config.ffn_hidden / 3);
+  config.ffn_hidden = (static_cast<int64_t>(factor * two_thirds) + unit - 1) / unit * unit;
   return absl::OkStatus();
+}
+
+// Whether positions rotate Q and K, in a family that may do without.
+absl::Status ReadRotation(const Fields& fields, ModelConfig& config) {
+  constexpr const char* kName = "position_embedding_type";
+  const Json& type = fields.At(kName);
+  if (type == "rope") return absl::OkStatus();
+  config.unrotated_every = 1;
+  return type.is_null() || type == "nope" ? absl::OkStatus()
+                                          : fields.Wrong(kName, "\"rope\" or \"nope\"");
 }
 
 absl::Status ReadFields(const Fields& fields, const Architecture& architecture, HfConfig& out) {
@@ -309,9 +358,14 @@ absl::Status ReadFields(const Fields& fields, const Architecture& architecture, 
     if (field.required && !fields.Has(field.name)) return fields.Wrong(field.name, field.json);
     TREADLE_RETURN_IF_ERROR(fields.Only(field.name, Json::parse(field.json)));
   }
-  if (architecture.states) TREADLE_RETURN_IF_ERROR(ReadStateLayers(fields, config));
+  const bool states = architecture.states != StateKind::kNone;
+  if (states) TREADLE_RETURN_IF_ERROR(ReadStateLayers(fields, architecture, config));
+  if (architecture.states == StateKind::kMamba2) TREADLE_RETURN_IF_ERROR(CheckSteps(fields));
+  if (architecture.states == StateKind::kConvolution && !architecture.experts) {
+    TREADLE_RETURN_IF_ERROR(AdjustFeedForward(fields, config));
+  }
   for (const Json& type : fields.At("layer_types")) {
-    if (architecture.states) break;
+    if (states) break;
     if (type != "attention" && type != "full_attention" && type != "sliding_attention") {
       return fields.Wrong("layer_types", "attention in every layer");
     }
@@ -320,6 +374,7 @@ absl::Status ReadFields(const Fields& fields, const Architecture& architecture, 
   TREADLE_RETURN_IF_ERROR(ReadRope(fields, json, config));
   TREADLE_RETURN_IF_ERROR(ReadWindow(fields, architecture, config));
   TREADLE_RETURN_IF_ERROR(ReadRotatingLayers(fields, config));
+  if (architecture.may_not_rotate) TREADLE_RETURN_IF_ERROR(ReadRotation(fields, config));
   CompleteConfig(config);
   return absl::OkStatus();
 }
@@ -351,6 +406,17 @@ void LiftTextConfig(Json& json) {
   }
 }
 
+// Whether this is the description of the class for such layers: of one class there may be several.
+bool Describes(const Architecture& architecture, const Fields& fields) {
+  const Json& experts = fields.At("num_local_experts");
+  bool states = false;
+  for (const Json& type : fields.At("layer_types")) {
+    states |= type == "mamba" || type == "linear_attention";
+  }
+  return architecture.experts == (experts.is_number() && experts > 0) &&
+         (architecture.states != StateKind::kNone) == states;
+}
+
 }  // namespace
 
 absl::StatusOr<HfConfig> ReadHfConfig(const std::string& folder) {
@@ -361,16 +427,20 @@ absl::StatusOr<HfConfig> ReadHfConfig(const std::string& folder) {
   const Json& names = fields.At("architectures");
   HfConfig out;
   std::string known;
+  const Architecture* found = nullptr;
   for (const Architecture& architecture : Architectures()) {
     for (const std::string_view name : architecture.config_json.classes) {
-      known += Str(known.empty() ? "" : ", ", name);
+      if (known.find(name) == known.npos) known += Str(known.empty() ? "" : ", ", name);
       if (!names.is_array() || names.size() != 1 || names[0] != name) continue;
-      TREADLE_RETURN_IF_ERROR(ReadFields(fields, architecture, out));
-      TREADLE_ASSIGN_OR_RETURN(out.quantization, ReadHfQuantization(json, path));
-      return out;
+      if (found == nullptr || Describes(architecture, fields)) found = &architecture;
     }
   }
-  return Unimplemented(path, ": architectures is ", Text(names), ", expected one of ", known);
+  if (found == nullptr) {
+    return Unimplemented(path, ": architectures is ", Text(names), ", expected one of ", known);
+  }
+  TREADLE_RETURN_IF_ERROR(ReadFields(fields, *found, out));
+  TREADLE_ASSIGN_OR_RETURN(out.quantization, ReadHfQuantization(json, path));
+  return out;
 }
 
 }  // namespace treadle

@@ -27,19 +27,19 @@ std::string Size(uint64_t bytes) {
 
 // K and V of `tokens` positions in all layers that see everything, or a window.
 uint64_t KvBytes(const ModelConfig& config, bool local, int64_t tokens, DType dtype = DType::kF16) {
-  if (local && config.attention_every > 0) return 0;  // these keep states
+  if (local && config.HasStates()) return 0;  // these keep states
   const KvLayout page = {config.KvHeads(local), config.HeadDim(local), /*page_size=*/1, 1, dtype};
   return static_cast<uint64_t>(page.PageBytes() * config.KvLayers(0, config.layers, local) *
                                tokens);
 }
 
 int64_t StateLayers(const ModelConfig& config) {
-  return config.attention_every > 0 ? config.RingLayers(0, config.layers) : 0;
+  return config.HasStates() ? config.RingLayers(0, config.layers) : 0;
 }
 // The two pages of states that a sequence has in each layer that keeps one.
 uint64_t StateBytes(const ModelConfig& config) {
   constexpr int64_t kPageSize = 32;  // by default
-  const int64_t floats = StateOf(config, config.state_key_heads).Floats(kPageSize);
+  const int64_t floats = StateOf(config, config.StateUnits()).Floats(kPageSize);
   return static_cast<uint64_t>(2 * StateLayers(config) * floats) * sizeof(float);
 }
 
@@ -135,9 +135,13 @@ std::string ReportText(const ModelReport& report, const ServingPlan& plan) {
   line("vocabulary", Str(config.vocab, config.tied_head ? ", tied head" : ", own head"));
   line("context", Str(config.context));
   if (const int64_t layers = StateLayers(config); layers > 0) {
-    line("states", Str(layers, " of ", config.layers, " layers keep one instead of K/V: ",
-                       config.state_heads, " heads of ", config.state_key_dim, " x ",
-                       config.state_value_dim, ", ", Size(StateBytes(config)), " a sequence"));
+    const std::string each = config.state_key_heads > 0
+                                 ? Str(config.state_heads, " heads of ", config.state_key_dim,
+                                       " x ", config.state_value_dim)
+                                 : Str("the last ", config.conv_taps - 1, " inputs of ",
+                                       config.state_heads, " channels");
+    line("states", Str(layers, " of ", config.layers, " layers keep one instead of K/V: ", each,
+                       ", ", Size(StateBytes(config)), " a sequence"));
   } else if (const int64_t local = config.RingLayers(0, config.layers); local > 0) {
     line("sliding window", Str(config.window, " positions in ", local, " of ", config.layers,
                                " layers, which keep no K/V from before it"));
@@ -186,7 +190,6 @@ std::string ReportJson(const ModelReport& report, const ServingPlan& plan) {
                {"parameters", report.parameters},
                {"parameters_per_token", report.parameters_per_token},
                {"window_layers", config.RingLayers(0, config.layers) - StateLayers(config)},
-               {"state_layers", StateLayers(config)},
                {"state_bytes", StateBytes(config)},
                {"weight_bytes", report.weight_bytes},
                {"kv_bytes_per_token", report.kv_bytes_per_token},

@@ -114,12 +114,19 @@ ModelConfig ConfigOf(const Shape& shape) {
     config.attention_multiplier = 0.015625;
     config.logits_divisor = 8;
   }
-  if (architecture.states) {
-    config.attention_every = 4;
+  if (architecture.states != StateKind::kNone) {
+    for (int64_t i = 0; i < std::min<int64_t>(config.layers, 1 << 12); ++i) {
+      if ((i + 1) % shape.attention_every != 0) {
+        config.state_layers.push_back(static_cast<double>(i));
+      }
+    }
+    const bool mamba = architecture.states == StateKind::kMamba2;
+    const bool heads = architecture.states != StateKind::kConvolution;
     config.state_key_heads = shape.state_key_heads;
     config.state_heads = shape.state_heads;
-    config.state_key_dim = config.state_value_dim = 128;
-    config.conv_taps = 4;
+    config.state_key_dim = heads ? 128 : 0;
+    config.state_value_dim = heads ? mamba ? 64 : 128 : 0;
+    config.conv_taps = heads ? 4 : 3;
     config.tiled_states =
         architecture.gguf_tiled_states && config.state_heads != config.state_key_heads;
   }
@@ -178,7 +185,7 @@ std::vector<BFloat16> MakeNoise() {
   return values;
 }
 
-// Gains of the norms of hidden states, then of those of queries and keys, which are ones.
+// Gains of the norms of hidden states, then of those of queries, keys and states, which are ones.
 std::vector<BFloat16> MakeGains(int64_t hidden, int64_t queries) {
   constexpr int64_t kOutliers = 6;
   constexpr float kOutlierGain = 20;
@@ -302,7 +309,9 @@ absl::Status RandomCheckpoint::MakeTensors() {
   }
 
   const std::vector<BFloat16> noise = MakeNoise();
-  const std::vector<BFloat16> gains = MakeGains(config_.hidden, config_.heads * config_.head_dim);
+  const std::vector<BFloat16> gains =
+      MakeGains(config_.hidden,
+                std::max(config_.heads * config_.head_dim, SizeOf(Extent::kStateValues, config_)));
   const uint64_t largest = std::ranges::max(tensors, {}, &StoredTensor::bytes).bytes;
   TREADLE_ASSIGN_OR_RETURN(noise_, MapRepeatedly(Bytes(noise), Bytes(noise).size() + largest));
   TREADLE_ASSIGN_OR_RETURN(gains_, MapRepeatedly(Bytes(gains), Bytes(gains).size()));

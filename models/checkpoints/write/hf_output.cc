@@ -90,6 +90,14 @@ absl::StatusOr<Json> MakeConfig(const Checkpoint& source) {
       json["max_window_layers"] = config.global_layers;
     }
   }
+  const bool states = architecture.states != StateKind::kNone;
+  for (int64_t i = 0; states && i < config.layers; ++i) {
+    json["layer_types"].push_back(config.KeepsState(i) ? "linear_attention" : "full_attention");
+  }
+  if (architecture.states == StateKind::kConvolution) json["block_auto_adjust_ff_dim"] = false;
+  if (architecture.may_not_rotate) {
+    json["position_embedding_type"] = config.unrotated_every == 1 ? "nope" : "rope";
+  }
   if (config.rope_linear_factor != 1) {
     json["rope_scaling"] = {{"rope_type", "linear"}, {"factor", config.rope_linear_factor}};
   }

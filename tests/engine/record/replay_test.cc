@@ -226,7 +226,7 @@ TEST(Replay, AnyBeginningOfAFileIsCleanAndAnyChangedByteIsFound) {
 
 TEST(Replay, EachGenerationReplaysByItself) {
   for (const char* const architecture :
-       {"llama", "gemma3", "gemma4", "qwen35"}) {  // rings of pages, of others, of states
+       {"llama", "gemma3", "gemma4", "qwen35", "lfm2", "granitehybrid"}) {  // rings; of states
     SCOPED_TRACE(architecture);
     RecordedRun run = NewRun("rotation", architecture);
     run.requests = 40;

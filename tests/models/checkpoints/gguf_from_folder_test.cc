@@ -30,7 +30,7 @@ using GgufFromFolder = QuantizeCheckpointTest;
 // Into llama.cpp's names and orders, and out of them.
 TEST_F(GgufFromFolder, ReadsBackAsTheSameBits) {
   for (const Architecture& architecture : Architectures()) {
-    if (architecture.states) continue;  // refused: states_test.cc
+    if (architecture.states != StateKind::kNone) continue;  // refused: states_test.cc
     for (const char* format : {"f32", "f16", "bf16"}) {
       for (const bool tied : {true, false}) {
         TinyModelOptions options = Options(true);

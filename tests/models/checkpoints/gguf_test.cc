@@ -355,6 +355,9 @@ TEST_F(GgufTest, LayersThatNobodyServesAreRefused) {
       {"gemma4", "gemma4.rope.dimension_count_swa", 4, Raw<uint32_t>(8),
        "dimension_count_swa is 8"},
       {"apertus", "apertus.block_count", 4, Raw<uint32_t>(1), "a number of each of 1 layers"},
+      {"lfm2", "lfm2.attention.head_count_kv", 24, Raw<uint32_t>(2),
+       "lists 5 layers, expected 5, with as many K/V heads wherever there are some"},
+      {"lfm2", "lfm2.shortconv.l_cache", 4, Raw<uint32_t>(0), "convolutions of 0 positions"},
       {"granite4", "granite.rope.scaling.finetuned", 4, Raw<uint8_t>(0), "finetuned is not true"}};
   for (const Row& row : rows) {
     SCOPED_TRACE(row.key);

@@ -210,8 +210,9 @@ TEST_P(WholeModels, SayTheSameOnAGpu) {
 // All that run on GPUs (Backend::keeps_states).
 std::vector<Architecture> ArchitecturesOfGpus() {
   std::vector<Architecture> those;
-  std::ranges::copy_if(Architectures(), std::back_inserter(those),
-                       [](const Architecture& architecture) { return !architecture.states; });
+  std::ranges::copy_if(
+      Architectures(), std::back_inserter(those),
+      [](const Architecture& architecture) { return architecture.states == StateKind::kNone; });
   return those;
 }
 INSTANTIATE_TEST_SUITE_P(Architectures, WholeModels, testing::ValuesIn(ArchitecturesOfGpus()),
