@@ -153,7 +153,8 @@ TEST(OpCheck, OpsThatAreRightAreNotCalledWrong) {
               {"gemma4", "f32", ComputeMode::kExact},   {"gpt-oss", "f32", ComputeMode::kExact},
               {"bloom", "q8_0", ComputeMode::kInt16},   {"falcon", "f32", ComputeMode::kBf16},
               {"qwen3moe", "f32", ComputeMode::kExact}, {"glm4moe", "f32", ComputeMode::kExact},
-              {"qwen35moe", "f32", ComputeMode::kExact}};
+              {"qwen35moe", "f32", ComputeMode::kExact}, {"deepseek2", "f32", ComputeMode::kExact},
+              {"deepseek3", "q8_0", ComputeMode::kInt16}};
   for (const auto& row : rows) {
     if (FindArchitecture(row.architecture) == nullptr) {
       ADD_FAILURE() << row.architecture;
