@@ -72,8 +72,7 @@ class KvRow {
   }
   std::byte* Scale() const {
     const bool second = part_ == KvPart::kValue && layout_.latent_dim == 0;
-    const int64_t at =
-        (second ? layout_.PartScales() : 0) + head_ * layout_.page_size + slot_;
+    const int64_t at = (second ? layout_.PartScales() : 0) + head_ * layout_.page_size + slot_;
     return page_ + layout_.Parts() * layout_.PartBytes() +
            at * static_cast<int64_t>(sizeof(BFloat16));
   }

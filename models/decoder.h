@@ -67,11 +67,11 @@ struct LayerWeights {
   Norm query_norm;                       // [query_latent_dim]
   Norm latent_norm;                      // [latent_dim]
   std::vector<Linear> key_up, value_up;  // [latent_dim, unrotated_dim], [value_dim, latent_dim]
-  Linear q;                       // [heads * head_dim, hidden]; where one norm is of all: all
-  Linear k, v;                    // [kv_heads * head_dim, hidden]; likewise k
-  Linear q_gate;                  // as q, of gated attention
-  Linear qkv;                     // q, k and v as one
-  Linear out;                     // [hidden, heads * head_dim]
+  Linear q;       // [heads * head_dim, hidden]; where one norm is of all: all
+  Linear k, v;    // [kv_heads * head_dim, hidden]; likewise k
+  Linear q_gate;  // as q, of gated attention
+  Linear qkv;     // q, k and v as one
+  Linear out;     // [hidden, heads * head_dim]
   // Weights of layers that keep a state.
   Linear state_input;                // [channels, hidden]
   Linear state_gate;                 // [state_heads * state_value_dim, hidden]
@@ -276,15 +276,15 @@ class Decoder : public Model {
   ExpertRows experts_;
   AdapterRows adapters_, head_adapters_;  // of the rows of a batch, and of one call of the head
   std::unique_ptr<Activations> activations_;
-  Tensor normed_;        // [num_tokens, hidden]
-  Tensor q_;             // [num_tokens, heads * head_dim]
-  Tensor q_gate_;        // as q_, of gated attention
-  Tensor k_, v_;         // [num_tokens, kv_heads * head_dim]
-  Tensor qkv_;           // [num_tokens, (heads + 2 * kv_heads) * head_dim], instead of the three
+  Tensor normed_;  // [num_tokens, hidden]
+  Tensor q_;       // [num_tokens, heads * head_dim]
+  Tensor q_gate_;  // as q_, of gated attention
+  Tensor k_, v_;   // [num_tokens, kv_heads * head_dim]
+  Tensor qkv_;     // [num_tokens, (heads + 2 * kv_heads) * head_dim], instead of the three
   Tensor query_latent_, latent_q_, by_head_, values_;  // as LayerPass'
   std::vector<int32_t> head_rows_;                     // of head_rows_.size() / heads rows
-  Tensor attended_;      // [num_tokens, heads * head_dim]
-  Tensor gate_, up_;     // [num_tokens, ffn_hidden]
+  Tensor attended_;                                    // [num_tokens, heads * head_dim]
+  Tensor gate_, up_;                                   // [num_tokens, ffn_hidden]
   Tensor gate_up_;       // [num_tokens, 2 * ffn_hidden], instead of the two
   Tensor shared_scale_;  // [num_tokens, 1]
   Tensor half_;          // [num_tokens, hidden], where halves of layers are normalized

@@ -33,8 +33,8 @@ void LayerPass::MultiplyByHead(Tensor x, std::span<const Linear> weights, Tensor
 }
 
 absl::Status LayerPass::AddLatent(const LayerWeights& w, Tensor x) const {
-  // hidden += W_o [W_UV softmax(q K^T) C], q = [rotate(q_r), W_UK^T q_c] of each head, [q_r, q_c] of
-  // W_q x or of W_q norm(W_down x), K = [rotate(k_r), C], [k_r, norm^-1(C)] of W_k x.
+  // hidden += W_o [W_UV softmax(q K^T) C], q = [rotate(q_r), W_UK^T q_c] of each head, [q_r, q_c]
+  // of W_q x or of W_q norm(W_down x), K = [rotate(k_r), C], [k_r, norm^-1(C)] of W_k x.
   if (w.query_down.loaded()) {
     MatMul(x, {w.query_down.To(query_latent), w.k.To(k)});
     Normalize(w.query_norm, query_latent, query_latent);

@@ -272,7 +272,8 @@ absl::Status Decoder::LoadTensor(WeightLoader& loader, const TensorRow& row,
   if (row.part == Part::kKeyUp || row.part == Part::kValueUp) {
     spec.rows.clear();
     const int64_t each = n / config_.heads;
-    for (int64_t i = heads_.begin; i < heads_.end; ++i) spec.rows.push_back({i * each, (i + 1) * each});
+    for (int64_t i = heads_.begin; i < heads_.end; ++i)
+      spec.rows.push_back({i * each, (i + 1) * each});
     auto& heads = row.part == Part::kKeyUp ? weights.key_up : weights.value_up;
     TREADLE_ASSIGN_OR_RETURN(heads, loader.LoadLinears(spec));
     return absl::OkStatus();

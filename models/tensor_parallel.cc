@@ -117,8 +117,8 @@ absl::Status CheckShard(const Checkpoint& checkpoint, const WeightPlan& weights,
                            " ranks, expected 1 or more");
   }
   if (size == 1) return absl::OkStatus();
-  const Unit attention = UnitOf(config.latent_dim > 0 ? Extent::kOwnValues : Extent::kQueries,
-                                checkpoint, weights);
+  const Unit attention =
+      UnitOf(config.latent_dim > 0 ? Extent::kOwnValues : Extent::kQueries, checkpoint, weights);
   const Unit ffn = UnitOf(Extent::kInner, checkpoint, weights);
   const Unit states = UnitOf(Extent::kStateValues, checkpoint, weights);
   const auto obstacle = [&](int ranks) { return Obstacle(config, attention, states, ffn, ranks); };

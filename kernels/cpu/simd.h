@@ -118,8 +118,7 @@ TREADLE_SIMD Vec LoadBFloat16(const uint16_t* p) {
 
 // Lanes of a and b by turns: the first eight of each, and the last eight.
 TREADLE_SIMD Vec InterleaveLow(Vec a, Vec b) {
-  const __m512i order =
-      _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  const __m512i order = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
   return {_mm512_permutex2var_ps(a.v, order, b.v)};
 }
 TREADLE_SIMD Vec InterleaveHigh(Vec a, Vec b) {

@@ -11,8 +11,7 @@ void Add(std::vector<OpCase>& cases, OpCase c) {
   c.name = Str(Name(c.op), "/", c.chosen, "x", c.cols, c.normalize ? "/normalize" : "",
                c.sigmoid ? "/sigmoid" : "", c.bias ? "/bias" : "",
                c.groups > 1 ? Str("/groups=", c.used_groups, "of", c.groups) : "",
-               c.accumulate ? "/add" : "",
-               "/rows=", c.rows);
+               c.accumulate ? "/add" : "", "/rows=", c.rows);
   cases.push_back(std::move(c));
 }
 

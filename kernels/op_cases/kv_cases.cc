@@ -12,7 +12,8 @@ void AddKvOp(std::vector<OpCase>& cases, OpCase c, std::string_view batch) {
   c.rows = 0;
   for (const CaseSequence& sequence : c.sequences) c.rows += sequence.rows;
   c.name = Str(Name(c.op), "/", c.heads, "x", c.kv.kv_heads, "x", c.kv.head_dim, "/",
-               c.kv.latent_dim > 0 ? Str("latent=", c.kv.latent_dim, "/") : "", Name(c.kv.dtype), "/page=", c.kv.page_size,
+               c.kv.latent_dim > 0 ? Str("latent=", c.kv.latent_dim, "/") : "", Name(c.kv.dtype),
+               "/page=", c.kv.page_size,
                c.op == Op::kRotateAndStoreKv ? Str("/rotary=", c.rotary_dims) : "",
                c.window > 0 ? Str("/window=", c.window) : "", c.sloped ? "/sloped" : "",
                c.sunk ? "/sunk" : "", "/", batch);

@@ -134,7 +134,8 @@ void TolerantReference::RotateAndStoreKv(Tensor q, Tensor k, Tensor v, const Rot
   Begin();
   float* const turned = Writes(q, "q");
   const KvLayout& layout = kv.layout;
-  tolerances_.cache.resize(static_cast<size_t>(layout.num_pages * layout.Parts() * layout.PartElements()));
+  tolerances_.cache.resize(
+      static_cast<size_t>(layout.num_pages * layout.Parts() * layout.PartElements()));
   for (const SequenceSpan& span : kv.sequences) {
     for (int32_t r = 0; r < span.num_rows; ++r) {
       const int64_t row = span.first_row + r;
@@ -144,7 +145,8 @@ void TolerantReference::RotateAndStoreKv(Tensor q, Tensor k, Tensor v, const Rot
         turned[row * q.cols + i] = static_cast<float>(3 * kFloatUnit * size);
       }
       const int64_t page = span.pages[position / layout.page_size];
-      float* const stored = tolerances_.cache.data() + page * layout.Parts() * layout.PartElements();
+      float* const stored =
+          tolerances_.cache.data() + page * layout.Parts() * layout.PartElements();
       for (int64_t i = 0; i < k.cols; ++i) {
         const double size = Turned(k.Row<float>(row), i, position, layout.head_dim, rotary);
         const bool bf16 = arithmetic_.compute == ComputeMode::kBf16 && layout.dtype != DType::kI8;
@@ -207,8 +209,8 @@ void TolerantReference::Attention(Tensor q, const KvView& kv, float scale, Tenso
 void TolerantReference::CopyPages(const KvLayout& layout, std::byte* pages,
                                   std::span<const PageCopy> copies) {
   Begin();
-  const int64_t elements =
-      layout.state.present() ? layout.state.Floats(layout.page_size) : layout.Parts() * layout.PartElements();
+  const int64_t elements = layout.state.present() ? layout.state.Floats(layout.page_size)
+                                                  : layout.Parts() * layout.PartElements();
   tolerances_.cache.resize(static_cast<size_t>(layout.num_pages * elements));
   below().CopyPages(layout, pages, copies);
 }

@@ -22,9 +22,8 @@ void Rotate(float* head, const RotaryTable& table, int64_t position) {
 }
 
 // Over positions [first, first + count), of which the last is the query's own.
-void AttendHead(const float* q, const SequenceCache& cache, int64_t kv_head,
-                const KvLayout& layout, int64_t first, int64_t count, double scale, double slope,
-                double sink, float* out) {
+void AttendHead(const float* q, const SequenceCache& cache, int64_t kv_head, const KvLayout& layout,
+                int64_t first, int64_t count, double scale, double slope, double sink, float* out) {
   std::vector<double> weight(static_cast<size_t>(count));
   double best = sink;
   for (int64_t p = 0; p < count; ++p) {

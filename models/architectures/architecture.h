@@ -121,19 +121,19 @@ enum class Extent {
   kVocab,        // from here on, divided among ranks
   kHeads,
   kQueries,
-  kGatedQueries,  // of each head its query, then its gate
-  kOwnQueries,    // of latent attention: of each head the rotated features, then the others
+  kGatedQueries,   // of each head its query, then its gate
+  kOwnQueries,     // of latent attention: of each head the rotated features, then the others
   kLatentQueries,  // a latent's features for each head
-  kOwnValues,     // each head's values
-  kKeys,          // or values
-  kFused,         // queries, keys and values
-  kStateHeads,    // value heads of a state
-  kBetaDecay,     // of each key head a beta of each of its value heads, then their decays
-  kStateValues,   // their features
-  kChannels,      // queries, keys and values of a state
-  kInner,         // features of the feed-forward network, or of an expert
-  kSharedInner,   // features of the expert for all rows
-  kGateUp         // the gate's, then as many of what it gates
+  kOwnValues,      // each head's values
+  kKeys,           // or values
+  kFused,          // queries, keys and values
+  kStateHeads,     // value heads of a state
+  kBetaDecay,      // of each key head a beta of each of its value heads, then their decays
+  kStateValues,    // their features
+  kChannels,       // queries, keys and values of a state
+  kInner,          // features of the feed-forward network, or of an expert
+  kSharedInner,    // features of the expert for all rows
+  kGateUp          // the gate's, then as many of what it gates
 };
 int64_t SizeOf(Extent extent, const ModelConfig& config);
 

@@ -1,10 +1,10 @@
-// Models with latent attention (DeepSeek-AI 2024, DeepSeek-V2, section 2.1): DeepSeek V2 and V2 Lite,
-// whose routers look at the experts of a few groups; V3, R1 and Kimi K2, whose routers score by
-// sigmoids and choose with a bias (DeepSeek-V3, section 2.1.2); GLM-4.7-Flash, V3 of other sizes.
-// Their first layers are dense, and experts for all rows lie side by side as one network.
+// Models with latent attention (DeepSeek-AI 2024, DeepSeek-V2, section 2.1): DeepSeek V2 and V2
+// Lite, whose routers look at the experts of a few groups; V3, R1 and Kimi K2, whose routers score
+// by sigmoids and choose with a bias (DeepSeek-V3, section 2.1.2); GLM-4.7-Flash, V3 of other
+// sizes. Their first layers are dense, and experts for all rows lie side by side as one network.
 //
-// Both kinds of file keep rotated features in adjacent pairs, behind the others. What makes keys and
-// values of a latent is one matrix in folders and older .gguf files (latent_tensors.h).
+// Both kinds of file keep rotated features in adjacent pairs, behind the others. What makes keys
+// and values of a latent is one matrix in folders and older .gguf files (latent_tensors.h).
 //
 // Thread safety: constants.
 #pragma once
@@ -71,12 +71,9 @@ inline constexpr JsonField kDeepseekOwn[] = {
 inline constexpr JsonField kDeepseekRepeated[] = {{"num_key_value_heads", &ModelConfig::heads}};
 
 inline constexpr std::string_view kDeepseek2Classes[] = {"DeepseekV2ForCausalLM"};
-inline constexpr FixedField kDeepseek2Fixed[] = {{"hidden_act", "\"silu\""},
-                                                 {"attention_bias", "false"},
-                                                 {"mlp_bias", "false"},
-                                                 {"moe_layer_freq", "1"},
-                                                 {"scoring_func", "\"softmax\""},
-                                                 {"norm_topk_prob", "false"}};
+inline constexpr FixedField kDeepseek2Fixed[] = {
+    {"hidden_act", "\"silu\""}, {"attention_bias", "false"},     {"mlp_bias", "false"},
+    {"moe_layer_freq", "1"},    {"scoring_func", "\"softmax\""}, {"norm_topk_prob", "false"}};
 inline constexpr Architecture kDeepseek2 = {.name = "deepseek2",
                                             .layer = LlamaLayer,
                                             .tensors = kDeepseek2Tensors,
@@ -96,12 +93,9 @@ inline constexpr Architecture kDeepseek2 = {.name = "deepseek2",
 
 inline constexpr std::string_view kDeepseek3Classes[] = {"DeepseekV3ForCausalLM",
                                                          "Glm4MoeLiteForCausalLM"};
-inline constexpr FixedField kDeepseek3Fixed[] = {{"hidden_act", "\"silu\""},
-                                                 {"attention_bias", "false"},
-                                                 {"moe_layer_freq", "1"},
-                                                 {"scoring_func", "\"sigmoid\""},
-                                                 {"topk_method", "\"noaux_tc\""},
-                                                 {"rope_interleave", "true"}};
+inline constexpr FixedField kDeepseek3Fixed[] = {
+    {"hidden_act", "\"silu\""},      {"attention_bias", "false"},     {"moe_layer_freq", "1"},
+    {"scoring_func", "\"sigmoid\""}, {"topk_method", "\"noaux_tc\""}, {"rope_interleave", "true"}};
 inline constexpr Architecture kDeepseek3 = [] {
   Architecture family = kDeepseek2;
   family.name = "deepseek3";

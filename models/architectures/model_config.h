@@ -121,10 +121,10 @@ struct ModelConfig {
   double expert_scale = 1;         // of the weights of a row's experts (Routing::scale)
   int64_t expert_groups = 1;       // Routing::groups and used_groups
   int64_t used_expert_groups = 1;
-  int64_t shared_hidden = 0;       // inner features of an expert for all rows; 0: there is none
-  int64_t shared_experts = 0;      // so many of ffn_hidden each, side by side; 0: files say a size
-  int64_t dense_layers = 0;        // the first ones, which have a network for all rows instead
-  int64_t dense_hidden = 0;        // its inner features
+  int64_t shared_hidden = 0;   // inner features of an expert for all rows; 0: there is none
+  int64_t shared_experts = 0;  // so many of ffn_hidden each, side by side; 0: files say a size
+  int64_t dense_layers = 0;    // the first ones, which have a network for all rows instead
+  int64_t dense_hidden = 0;    // its inner features
   bool Mixes(int64_t layer) const { return experts > 0 && layer >= dense_layers; }
 
   // Layers that keep a state of fixed size instead of K and V (kernels/state_layout.h): all but the

@@ -6,7 +6,6 @@
 #include "models/architectures/architecture.h"
 #include "models/architectures/bloom.h"
 #include "models/architectures/deepseek.h"
-#include "models/architectures/ernie.h"
 #include "models/architectures/exaone4.h"
 #include "models/architectures/experts.h"
 #include "models/architectures/falcon.h"
@@ -19,24 +18,24 @@
 #include "models/architectures/granite.h"
 #include "models/architectures/hunyuan.h"
 #include "models/architectures/llama.h"
+#include "models/architectures/llama_like.h"
 #include "models/architectures/ministral3.h"
 #include "models/architectures/olmo.h"
 #include "models/architectures/opt.h"
 #include "models/architectures/phi3.h"
 #include "models/architectures/qwen.h"
 #include "models/architectures/qwen35.h"
-#include "models/architectures/seed_oss.h"
 #include "models/architectures/smollm3.h"
 
 namespace treadle {
 namespace {
 
 constexpr Architecture kArchitectures[] = {
-    kLlama,   kGpt2,    kQwen2,    kQwen3,     kGptNeoX,   kOpt,     kFalcon,     kPhi3,
-    kGemma3,  kBloom,   kMixtral,  kQwen3Moe,  kGptOss,    kSmolLm3, kGranite,    kGranite4,
-    kOlmo2,   kSeedOss, kGlm4,     kExaone4,   kErnie45,   kHunyuan, kMinistral3, kGemma4,
-    kApertus, kQwen35,  kQwen2Moe, kQwen35Moe, kQwen3Next, kGlm4Moe, kMiniMaxM2,
-    kDeepseek2, kDeepseek3};
+    kLlama,     kGpt2,       kQwen2,     kQwen3,     kGptNeoX,  kOpt,      kFalcon,
+    kPhi3,      kGemma3,     kBloom,     kMixtral,   kQwen3Moe, kGptOss,   kSmolLm3,
+    kGranite,   kGranite4,   kOlmo2,     kSeedOss,   kGlm4,     kExaone4,  kErnie45,
+    kHunyuan,   kMinistral3, kGemma4,    kApertus,   kQwen35,   kQwen2Moe, kQwen35Moe,
+    kQwen3Next, kGlm4Moe,    kMiniMaxM2, kDeepseek2, kDeepseek3};
 
 constexpr std::string_view kGgufLayers = "blk.";
 

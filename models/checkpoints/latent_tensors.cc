@@ -90,9 +90,7 @@ absl::StatusOr<std::vector<StoredTensor>> WithLatentsApart(std::vector<StoredTen
       made.shape = {part.heads * part.count, config.latent_dim};
       if (part.transposed) made.shape = {part.heads * config.latent_dim, part.count};
       made.bytes = static_cast<uint64_t>(made.Elements()) * bytes;
-      made.arranged = [tensor, part, bytes, dense] {
-        return Arranged(tensor, part, bytes, dense);
-      };
+      made.arranged = [tensor, part, bytes, dense] { return Arranged(tensor, part, bytes, dense); };
     };
     split(gguf ? ".attn_k_b.weight" : ".k_b_proj.weight",
           {config.heads, each, 0, config.unrotated_dim, /*transposed=*/true});

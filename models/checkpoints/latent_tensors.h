@@ -1,10 +1,10 @@
 // What latent attention (ModelConfig::latent_dim) makes keys and values of a latent with, as
 // products multiply it.
 //
-// Files keep one matrix [heads, unrotated_dim + value_dim, latent_dim] a layer: W_UK and W_UV of each
-// head, one behind the other (DeepSeek-AI 2024, DeepSeek-V2, section 2.1.2). Attention over latents
-// asks for W_UK transposed, which takes a head's query to one of latents, and for W_UV, which takes
-// what the head attends to to its values: newer .gguf files have these two.
+// Files keep one matrix [heads, unrotated_dim + value_dim, latent_dim] a layer: W_UK and W_UV of
+// each head, one behind the other (DeepSeek-AI 2024, DeepSeek-V2, section 2.1.2). Attention over
+// latents asks for W_UK transposed, which takes a head's query to one of latents, and for W_UV,
+// which takes what the head attends to to its values: newer .gguf files have these two.
 //
 // Thread safety: pure functions.
 #pragma once

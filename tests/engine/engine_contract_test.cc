@@ -394,7 +394,8 @@ TEST_P(EngineContract, RingsOfPagesDoNotMatter) {
   }
 }
 
-// Neither do other requests, chunks, stages and candidates that share pages where pages hold latents.
+// Neither do other requests, chunks, stages and candidates that share pages where pages hold
+// latents.
 TEST_P(EngineContract, LatentsAreAsAlone) {
   if (GetParam().gpus) GTEST_SKIP() << "HasLatents";
   auto requests = RandomRequests(5, 10, TinyVocabulary(), 70, 8);

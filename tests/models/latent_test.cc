@@ -136,7 +136,8 @@ TEST_F(WrittenLatents, OlderFilesSayOtherSizes) {
   change("attention.key_length_mla", "attention.key_length_old", 0);
   change("attention.value_length_mla", "attention.value_length_old", 0);
   change("attention.head_count_kv", "attention.head_count_kv", 3);
-  for (const auto& [key, value] : {std::pair("attention.key_length", 18u), {"attention.value_length", 14u}}) {
+  for (const auto& [key, value] :
+       {std::pair("attention.key_length", 18u), {"attention.value_length", 14u}}) {
     change(key, key, value);
   }
   Write("older.gguf", bytes);

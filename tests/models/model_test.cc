@@ -130,13 +130,18 @@ TEST_P(TransformersLogits, AreOurs) {
 
 // .gguf files of the same models, as the gguf package or llama.cpp's converter writes them.
 TEST(GgufPackage, FilesGiveTheLogitsOfTransformers) {
-  for (const char* name : {"qwen2-window", "qwen3-tied", "gptneox",   "falcon-grouped", "phi3-long",
-                           "gemma3",       "bloom",      "mixtral",   "qwen3moe",       "gptoss",
-                           "smollm3-tied", "granite",    "granite4",  "olmo2",          "olmo3",
-                           "seed-oss",     "glm4",       "exaone4",   "ernie45",        "hunyuan",
-                           "ministral3",   "phi4-mini",  "gemma4",    "gemma4-large",   "apertus",
-                           "qwen35",       "qwen2moe",   "qwen35moe", "qwen3next",      "glm4moe",
-                           "minimax-m2",   "deepseek2",  "deepseek2-grouped", "deepseek3", "glm47flash"}) {
+  for (const char* name : {"qwen2-window",   "qwen3-tied",   "gptneox",
+                           "falcon-grouped", "phi3-long",    "gemma3",
+                           "bloom",          "mixtral",      "qwen3moe",
+                           "gptoss",         "smollm3-tied", "granite",
+                           "granite4",       "olmo2",        "olmo3",
+                           "seed-oss",       "glm4",         "exaone4",
+                           "ernie45",        "hunyuan",      "ministral3",
+                           "phi4-mini",      "gemma4",       "gemma4-large",
+                           "apertus",        "qwen35",       "qwen2moe",
+                           "qwen35moe",      "qwen3next",    "glm4moe",
+                           "minimax-m2",     "deepseek2",    "deepseek2-grouped",
+                           "deepseek3",      "glm47flash"}) {
     SCOPED_TRACE(name);
     const std::string folder = std::string(TREADLE_TESTDATA "/models/") + name;
     const Oracle oracle = ReadOracle(folder);

@@ -35,7 +35,7 @@ struct TinyTensor {
   int64_t rotated = 0;
   bool gguf_pairs = false, hf_pairs = false;
   bool rotated_last = false;  // files have these elements behind the others of a head
-  bool transposed = false;  // the folder keeps [k, n]
+  bool transposed = false;    // the folder keeps [k, n]
   int64_t head_dim = 0;
   // Fused rows that the folder keeps by K/V heads: so many queries for each. 0: not such rows.
   int64_t queries = 0;

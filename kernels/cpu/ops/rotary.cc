@@ -176,8 +176,7 @@ void CpuOps::RotateAndStoreKv(Tensor q, Tensor k, Tensor v, const RotaryTable* r
           a.sin = rotary->sin + position * rotary->half_dim;
         }
         a.k_slot = page + slot * element;
-        a.k_scale =
-            reinterpret_cast<uint16_t*>(page + layout.Parts() * layout.PartBytes()) + slot;
+        a.k_scale = reinterpret_cast<uint16_t*>(page + layout.Parts() * layout.PartBytes()) + slot;
         if (values) {
           a.v = v.Row<float>(row);
           a.v_slot = page + (layout.PartElements() + slot * head_dim) * element;

@@ -299,8 +299,8 @@ absl::Status GgufReader::SplitExperts() {
   std::vector<StoredTensor> tensors;
   for (StoredTensor& tensor : gguf_->tensors_) {
     // Matrices of heads: the rows of one lie behind another's.
-    if (tensor.shape.size() == 3 && (tensor.name.ends_with(".attn_k_b.weight") ||
-                                     tensor.name.ends_with(".attn_v_b.weight"))) {
+    if (tensor.shape.size() == 3 &&
+        (tensor.name.ends_with(".attn_k_b.weight") || tensor.name.ends_with(".attn_v_b.weight"))) {
       tensor.shape[1] *= tensor.shape[0];
       tensor.shape.erase(tensor.shape.begin());
     }

@@ -4,8 +4,7 @@
 
 namespace treadle {
 
-absl::Status ReadLatentSizes(const GgufFile& file, const std::string& prefix,
-                             ModelConfig& config) {
+absl::Status ReadLatentSizes(const GgufFile& file, const std::string& prefix, ModelConfig& config) {
   TREADLE_ASSIGN_OR_RETURN(const int64_t older,
                            file.Integer(prefix + "attention.value_length", config.head_dim));
   TREADLE_ASSIGN_OR_RETURN(config.value_dim,
