@@ -227,6 +227,9 @@ class Decoder : public Model {
                                LayerWeights& weights);
   absl::Status AllocateStates();
   absl::Status AllocateLatents();
+  // A linear layer for each of this rank's heads, whose rows lie one behind the other's.
+  absl::Status LoadByHead(WeightLoader& loader, WeightLoader::LinearSpec spec,
+                          std::vector<Linear>& heads) const;
   void OrderByHead(int64_t rows);
   // This rank's of states: of value heads, and of channels.
   std::vector<ShardRange> ValueHeads() const;

@@ -60,6 +60,17 @@ absl::Status LayerPass::AddLatent(const LayerWeights& w, Tensor x) const {
   return AddProduct(w.out, values, w.post_attention_norm);
 }
 
+absl::Status Decoder::LoadByHead(WeightLoader& loader, WeightLoader::LinearSpec spec,
+                                 std::vector<Linear>& heads) const {
+  const int64_t each = spec.n / config_.heads;
+  spec.rows.clear();
+  for (int64_t head = heads_.begin; head < heads_.end; ++head) {
+    spec.rows.push_back({head * each, (head + 1) * each});
+  }
+  TREADLE_ASSIGN_OR_RETURN(heads, loader.LoadLinears(spec));
+  return absl::OkStatus();
+}
+
 absl::Status Decoder::AllocateLatents() {
   if (config_.latent_dim == 0) return absl::OkStatus();
   const int64_t heads = heads_.size();

@@ -269,15 +269,8 @@ absl::Status Decoder::LoadTensor(WeightLoader& loader, const TensorRow& row,
       .lookup_only =
           row.part == Part::kLayerEmbedding ||
           (!InLayer(row.part) && row.part != Part::kLayerInputProjection && !last_stage())};
-  if (row.part == Part::kKeyUp || row.part == Part::kValueUp) {
-    spec.rows.clear();
-    const int64_t each = n / config_.heads;
-    for (int64_t i = heads_.begin; i < heads_.end; ++i)
-      spec.rows.push_back({i * each, (i + 1) * each});
-    auto& heads = row.part == Part::kKeyUp ? weights.key_up : weights.value_up;
-    TREADLE_ASSIGN_OR_RETURN(heads, loader.LoadLinears(spec));
-    return absl::OkStatus();
-  }
+  if (row.part == Part::kKeyUp) return LoadByHead(loader, spec, weights.key_up);
+  if (row.part == Part::kValueUp) return LoadByHead(loader, spec, weights.value_up);
   const bool gated = row.rows == Extent::kGatedQueries && config_.gated_attention;
   if (gated || row.rows == Extent::kBetaDecay) {  // two layers in one matrix
     const std::vector<ShardRange> both = spec.rows;

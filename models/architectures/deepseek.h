@@ -3,8 +3,8 @@
 // by sigmoids and choose with a bias (DeepSeek-V3, section 2.1.2); GLM-4.7-Flash, V3 of other
 // sizes. Their first layers are dense, and experts for all rows lie side by side as one network.
 //
-// Both kinds of file keep rotated features in adjacent pairs, behind the others. What makes keys
-// and values of a latent is one matrix in folders and older .gguf files (latent_tensors.h).
+// Both kinds of file keep rotated features in adjacent pairs, behind the others. Folders and older
+// .gguf files keep the matrices that make keys and values of a latent as one (latent_tensors.h).
 //
 // Thread safety: constants.
 #pragma once
@@ -56,7 +56,7 @@ inline constexpr auto kDeepseek2Tensors = [] {
   return rows;
 }();
 
-// Sizes that all families call alike; `dense_layers`: where a file leaves it out.
+// Sizes that these families call alike; kDenseLayers: dense_layers, where a file leaves it out.
 template <int64_t kDenseLayers>
 inline constexpr JsonField kDeepseekOwn[] = {
     {nullptr, &ModelConfig::kv_heads, [](const ModelConfig&) { return int64_t{1}; }},

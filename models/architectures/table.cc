@@ -176,7 +176,8 @@ void CompleteConfig(ModelConfig& config) {
     config.query_scalar = config.QueryDim();
   }
   if (architecture.grouped_experts) {
-    config.shared_hidden = config.shared_experts * config.ffn_hidden;
+    const bool in_range = config.shared_experts <= 1 << 12 && config.ffn_hidden <= 1 << 22;
+    config.shared_hidden = in_range ? config.shared_experts * config.ffn_hidden : 0;
   }
   if (architecture.embedding_multiplied) {
     config.embedding_multiplier = std::sqrt(static_cast<double>(config.hidden));

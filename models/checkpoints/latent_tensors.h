@@ -1,5 +1,5 @@
-// What latent attention (ModelConfig::latent_dim) makes keys and values of a latent with, as
-// products multiply it.
+// The matrices that make keys and values of a latent (ModelConfig::latent_dim), as products
+// multiply them.
 //
 // Files keep one matrix [heads, unrotated_dim + value_dim, latent_dim] a layer: W_UK and W_UV of
 // each head, one behind the other (DeepSeek-AI 2024, DeepSeek-V2, section 2.1.2). Attention over

@@ -179,6 +179,9 @@ TEST_F(LatentFields, ThatAreNotComputedAreNamed) {
   EXPECT_THAT(ErrorWith("kv_lora_rank", nullptr), HasSubstr("kv_lora_rank is missing"));
   EXPECT_THAT(ErrorWith("mlp_layer_types", {"dense", "sparse", "dense"}),
               HasSubstr("\"dense\" of the first of 3 layers, then \"sparse\""));
+  EXPECT_THAT(ErrorWith("mlp_layer_types", "sparse"), HasSubstr("mlp_layer_types is \"sparse\""));
+  EXPECT_THAT(ErrorWith("n_shared_experts", int64_t{1} << 40),
+              HasSubstr("shared experts is 1099511627776, expected 0 to 4096"));
   EXPECT_THAT(ErrorWith("v_head_dim", 13),
               HasSubstr("'model.layers.0.self_attn.k_b_proj.weight' is missing"));
   EXPECT_EQ(ErrorWith("mlp_layer_types", {"dense", "sparse", "sparse"}), "");

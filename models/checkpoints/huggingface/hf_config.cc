@@ -284,12 +284,14 @@ absl::Status ReadExpertLayers(const Fields& fields, ModelConfig& config) {
   if (fields.At("topk_method") == "greedy") config.expert_groups = config.used_expert_groups = 1;
   if (!fields.Has(kName)) return absl::OkStatus();
   const Json& types = fields.At(kName);
-  config.dense_layers = std::find(types.begin(), types.end(), "sparse") - types.begin();
-  Json expected = Json::array();
-  for (int64_t i = 0; i < config.layers; ++i) {
-    expected.push_back(config.Mixes(i) ? "sparse" : "dense");
+  if (types.is_array() && std::ssize(types) == config.layers) {
+    config.dense_layers = std::find(types.begin(), types.end(), "sparse") - types.begin();
+    Json expected = Json::array();
+    for (int64_t i = 0; i < config.layers; ++i) {
+      expected.push_back(config.Mixes(i) ? "sparse" : "dense");
+    }
+    if (types == expected) return absl::OkStatus();
   }
-  if (types == expected) return absl::OkStatus();
   return fields.Wrong(kName,
                       Str("\"dense\" of the first of ", config.layers, " layers, then \"sparse\""));
 }
