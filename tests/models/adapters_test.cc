@@ -262,7 +262,7 @@ TEST_F(AdapterFiles, TensorsThatFitNothingAreRefusedByName) {
 TEST(LatentAdapters, KeysAndValuesOfLatentsAreRefusedByName) {
   const TestFolder folder;
   std::filesystem::copy(kAdapters + "deepseek3", folder.Folder("a"),
-                        std::filesystem::copy_options::overwrite_existing);
+                        std::filesystem::copy_options::recursive);
   const auto checkpoint = Checkpoint::Open(kModels + "deepseek3");
   ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
   const std::string bytes = folder.Read("a/adapter_model.safetensors");

@@ -36,8 +36,8 @@ CASES = {
                                                                  "dense_4h_to_h"]), "float32"),
     "gemma3": ("gemma3", dict(r=4, lora_alpha=8, target_modules=LINEARS + ["embed_tokens"]), "float32"),
     "granite": ("granite", dict(r=4, lora_alpha=3, target_modules=LINEARS), "float32"),
-    "deepseek3": ("deepseek3", dict(r=4, lora_alpha=8, target_modules=[
-        "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj", "gate_proj", "up_proj", "down_proj"]), "float32"),
+    "deepseek3": ("deepseek3", dict(r=4, lora_alpha=8, target_modules=["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa",
+                                                                       "o_proj"]), "float32"),
     "phi3": ("phi3", dict(r=4, lora_alpha=8, target_modules=["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]),
              "float32"),
 }
