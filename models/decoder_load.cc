@@ -16,6 +16,7 @@ constexpr std::pair<Part, Linear LayerWeights::*> kLinears[] = {
     {Part::kEmbedding, &LayerWeights::embedding},
     {Part::kPositions, &LayerWeights::positions},
     {Part::kHead, &LayerWeights::head},
+    {Part::kQueryDown, &LayerWeights::query_down},
     {Part::kQ, &LayerWeights::q},
     {Part::kK, &LayerWeights::k},
     {Part::kV, &LayerWeights::v},
@@ -47,6 +48,8 @@ constexpr std::pair<Part, Norm LayerWeights::*> kNorms[] = {
     {Part::kOutputNorm, &LayerWeights::output_norm},
     {Part::kEmbeddingNorm, &LayerWeights::embedding_norm},
     {Part::kQNorm, &LayerWeights::q_norm},
+    {Part::kQueryDownNorm, &LayerWeights::query_norm},
+    {Part::kLatentNorm, &LayerWeights::latent_norm},
     {Part::kStateNorm, &LayerWeights::state_norm},
     {Part::kAttentionNorm, &LayerWeights::attention_norm},
     {Part::kPostAttentionNorm, &LayerWeights::post_attention_norm},
@@ -203,7 +206,8 @@ absl::Status Decoder::LoadTensor(WeightLoader& loader, const TensorRow& row,
     Norm& norm = weights.*MemberOf(kNorms, row.part);
     norm.kind = architecture_->norm;
     norm.cols = n;
-    norm.epsilon = config_.norm_epsilon;
+    const bool latent = row.part == Part::kQueryDownNorm || row.part == Part::kLatentNorm;
+    norm.epsilon = latent ? kLatentEpsilon : config_.norm_epsilon;
     ShardRange part;
     if (row.rows == Extent::kStateValues) {  // of each key head's by themselves
       norm.cols = n / config_.state_key_heads;
@@ -260,6 +264,8 @@ absl::Status Decoder::LoadTensor(WeightLoader& loader, const TensorRow& row,
           row.part == Part::kLayerEmbedding ||
           (!InLayer(row.part) && row.part != Part::kLayerInputProjection && !last_stage()),
       .coarse = BearsCoarse(row.part)};
+  if (row.part == Part::kKeyUp) return LoadByHead(loader, spec, weights.key_up);
+  if (row.part == Part::kValueUp) return LoadByHead(loader, spec, weights.value_up);
   if (InExperts(row.part)) {
     TREADLE_ASSIGN_OR_RETURN(Linear linear, loader.LoadLinear(spec));
     (weights.*MemberOf(kExperts, row.part)).push_back(std::move(linear));
@@ -304,6 +310,10 @@ std::vector<ShardRange> Decoder::PartsOf(Extent extent, const LayerShape& shape)
       return {Features(heads_, dim), Features(heads_, dim, queries)};
     case Extent::kKeys:
       return {Features(kv_heads, dim)};
+    case Extent::kOwnQueries:
+      return {Features(heads_, config.QueryDim())};
+    case Extent::kOwnValues:
+      return {Features(heads_, config.value_dim)};
     case Extent::kFused:
       return {Features(heads_, dim), Features(kv_heads, dim, queries),
               Features(kv_heads, dim, queries + keys)};
@@ -371,9 +381,11 @@ void Decoder::ChooseTypes() {
     if (normed) {
       layer.attention_type =
           InputTypeOf(backend_, {&layer.q, &layer.k, &layer.v, &layer.qkv, &layer.state_input});
+      // The rows of which more is made than products of one input.
+      if (config_.latent_dim > 0) layer.attention_type = DType::kF32;
     }
     layer.out_type = DType::kF32;
-    if (layer.out.loaded() && !config_.gated_attention) {
+    if (layer.out.loaded() && !config_.gated_attention && config_.latent_dim == 0) {
       layer.out_type = InputTypeOf(backend_, {&layer.out});
     }
     // Gather has read what experts multiply, and so has the router, which is to choose well.

@@ -259,6 +259,17 @@ absl::Status Checkpoint::CheckConsistency() const {
     return InvalidArgument(path_, ": experts per token is ", config_.experts_per_token,
                            ", expected 1 to ", config_.experts);
   }
+  const int64_t groups = config_.expert_groups, used = config_.used_expert_groups;
+  if (groups > 1) {
+    const int64_t each = config_.experts / groups;
+    const int64_t least = architecture->sigmoid_router ? 2 : 1;  // Backend::Route's
+    if (config_.experts % groups != 0 || each < least || used > groups ||
+        config_.experts_per_token > used * each) {
+      return InvalidArgument(path_, ": ", used, " of ", groups, " groups of ", config_.experts,
+                             " experts for ", config_.experts_per_token, " per token, expected ",
+                             "equal groups of at least ", least, " that have as many");
+    }
+  }
   if (!architecture->experts && config_.experts != 0) {
     return InvalidArgument(path_, ": experts is ", config_.experts, ", expected none of ",
                            architecture->name);

@@ -137,7 +137,8 @@ TEST(GgufPackage, FilesGiveTheLogitsOfTransformers) {
         "seed-oss",     "glm4",       "exaone4",   "ernie45",        "hunyuan",
         "ministral3",   "phi4-mini",  "gemma4",    "gemma4-large",   "apertus",
         "qwen35",       "qwen2moe",   "qwen35moe", "qwen3next",      "glm4moe",
-        "minimax-m2",   "lfm2",       "lfm2moe",   "granitehybrid",  "granitehybridmoe"}) {
+        "minimax-m2",   "lfm2",       "lfm2moe",   "granitehybrid",  "granitehybridmoe",
+        "deepseek2", "deepseek2-grouped", "deepseek3", "glm47flash"}) {
     SCOPED_TRACE(name);
     const std::string folder = std::string(TREADLE_TESTDATA "/models/") + name;
     const Oracle oracle = ReadOracle(folder);
@@ -176,7 +177,8 @@ INSTANTIATE_TEST_SUITE_P(
                           "exaone4-global", "ernie45", "hunyuan", "ministral3", "phi4-mini",
                           "gemma4", "gemma4-large", "apertus", "qwen35", "qwen35-tied", "qwen2moe",
                           "qwen35moe", "qwen3next", "glm4moe", "glm4moe-air", "minimax-m2", "lfm2",
-                          "lfm2moe", "granitehybrid", "granitehybrid-rope", "granitehybridmoe"),
+                          "lfm2moe", "granitehybrid", "granitehybrid-rope", "granitehybridmoe",
+                          "deepseek2", "deepseek2-grouped", "deepseek3", "glm47flash"),
         ::testing::ValuesIn(kDevices)),
     [](const auto& info) {
       return Identifier(Str(std::get<0>(info.param), "_", std::get<1>(info.param).name));
@@ -244,7 +246,8 @@ TEST_F(TinyModels, LayerRangesGiveWhatTheWholeModelGives) {
     for (int32_t i = 0; i < rows; ++i) positions.push_back(i);
     const int32_t pages[] = {0, 1};
     const SequenceSpan sequence = {0, static_cast<int32_t>(rows), 0, pages};
-    const KvLayout layout = {config.kv_heads, config.head_dim, 16, 2, DType::kF32};
+    KvLayout layout = {config.kv_heads, config.head_dim, 16, 2, DType::kF32};
+    layout.latent_dim = config.latent_dim;
     const KvLayout window_layout = {config.KvHeads(/*local=*/true), config.HeadDim(/*local=*/true),
                                     16, 2, DType::kF32};
     const auto options_of = [&](LayerRange range) {
