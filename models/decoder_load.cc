@@ -287,7 +287,7 @@ Decoder::Pieces Decoder::PiecesOf(const TensorRow& row, const LayerShape& shape)
     return {{&LayerWeights::state_beta, {rows[0]}}, {&LayerWeights::state_decay, {rows[1]}}};
   }
   if (row.rows != Extent::kStateProducts) return {{MemberOf(kLinears, row.part), rows}};
-  // Of Mamba 2's channels there are three parts, of a convolution's one.
+  // Mamba 2's channels are three parts, a convolution's one.
   const auto gates = rows.end() - 2;
   return {{&LayerWeights::state_input, {rows.begin(), gates}},
           {&LayerWeights::state_gate, {rows[rows.size() - 2]}},

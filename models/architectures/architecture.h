@@ -141,8 +141,8 @@ enum class Extent {
   kBetaDecay,      // of each key head a beta of each of its value heads, then their decays
   kStateValues,    // their features
   kChannels,       // queries, keys and values of a state
-  kStateProducts,  // kChannels, kStateValues and kStateHeads, of which one matrix makes what it
-                   // needs
+  kStateProducts,  // kChannels, kStateValues and kStateHeads: all that a layer which keeps a
+                   // state makes of its input, by one matrix
   kInner,          // features of the feed-forward network, or of an expert
   kSharedInner,    // features of the expert for all rows
   kGateUp          // the gate's, then as many of what it gates
@@ -176,7 +176,7 @@ enum class FusedExperts { kNever, kByTurns, kByHalves };
 
 enum class NormKind { kRms, kLayer };  // the second has biases
 
-// What layers that keep a state do with it.
+// The use that layers make of a state that they keep.
 enum class StateKind {
   kNone,         // there are no such layers
   kDeltaRule,    // Backend::GatedDelta behind a convolution

@@ -135,7 +135,7 @@ struct ModelConfig {
   int64_t state_value_dim = 0;
   int64_t conv_taps = 0;      // positions that the convolution sees
   bool tiled_states = false;  // StateLayout::tiled
-  // What ranks divide of a state: key heads, or channels of a convolution alone.
+  // The number of what ranks divide of a state: key heads, or channels of a convolution alone.
   int64_t StateUnits() const { return state_key_heads > 0 ? state_key_heads : state_heads; }
   bool HasStates() const { return !state_layers.empty(); }
   bool KeepsState(int64_t layer) const {

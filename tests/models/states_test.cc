@@ -116,7 +116,7 @@ TEST_F(StateFields, ThatContradictEachOtherAreNamed) {
               HasSubstr("time_step_limit is [0.0,1.0], expected no limit"));
 }
 
-// As the authors' first files say it: which layers attend, and the inner features.
+// The authors' first files name the layers that attend, and the inner features, otherwise.
 TEST_F(StateFields, OfLfm2MayHaveOlderNames) {
   const auto newer = With(nlohmann::json::object(), "lfm2");
   const auto older = With({{"layer_types", nullptr},

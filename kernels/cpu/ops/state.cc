@@ -179,8 +179,8 @@ TREADLE_SIMD Vec SoftPlus(Vec x) {
   return Add(Max(x, Zero()), Mul(Add(s, s), series));
 }
 
-// What a call keeps of its rows: vectors of keys and then of queries, and for each value head what
-// follows from these.
+// The memory of a call: vectors of the rows' keys and then of their queries, and for each value
+// head what follows from these.
 struct DeltaRowValues {
   explicit DeltaRowValues(const DeltaArguments& a)
       : vectors(a.scratch),
@@ -323,7 +323,7 @@ void DeltaRows(const DeltaArguments& a) {
 namespace treadle {
 namespace {
 
-// What a page has of a key head, and of its value heads from `first` on; null: nothing.
+// The part of a page that a key head has, with its value heads from `first` on; null: nothing.
 DeltaPage PartOf(const KvLayout& layout, float* page, int64_t head, int64_t first) {
   if (page == nullptr) return {};
   const StateLayout& state = layout.state;
