@@ -74,8 +74,8 @@ absl::Status LayerPass::AddExperts(const LayerWeights& w) const {
                            .normalize = config.normalized_experts,
                            .scale = static_cast<float>(config.expert_scale),
                            .bias = Values(w.router_bias),
-                           .groups = config.expert_groups,
-                           .used_groups = config.used_expert_groups};
+                           .groups = std::max<int64_t>(config.expert_groups, 1),
+                           .used_groups = std::max<int64_t>(config.used_expert_groups, 1)};
   TREADLE_RETURN_IF_ERROR(experts.Route(backend, w.router, routing, ffn_in, adapters, expert_use));
   experts.Run(backend, w.expert_gate, w.expert_up, w.expert_down, ffn_in);
   const bool shared = w.shared_gate.loaded();

@@ -259,6 +259,13 @@ absl::Status Checkpoint::CheckConsistency() const {
     return InvalidArgument(path_, ": experts per token is ", config_.experts_per_token,
                            ", expected 1 to ", config_.experts);
   }
+  const bool as_latents = config_.latent_dim > 0 && config_.kv_heads == 1 &&
+                          config_.head_dim == config_.latent_dim + config_.rope_dim;
+  if (architecture->latent ? !as_latents : config_.latent_dim != 0) {
+    return InvalidArgument(path_, ": ", config_.kv_heads, " K/V heads of ", config_.head_dim,
+                           " and latents of ", config_.latent_dim, ", not those of ",
+                           architecture->name);
+  }
   const int64_t groups = config_.expert_groups, used = config_.used_expert_groups;
   if (groups > 1) {
     const int64_t each = config_.experts / groups;
