@@ -138,6 +138,9 @@ struct Routing {
   bool normalize = true;        // the weights of a row add up to `scale`
   float scale = 1;              // of weights
   const float* bias = nullptr;  // [experts], added to sigmoids for the choice alone; null: none
+  // Experts are in so many groups of consecutive ones, of which `used_groups` are looked at.
+  int64_t groups = 1;  // divides the number of experts
+  int64_t used_groups = 1;
 };
 
 // What makes two iterations the same to RunGraph.
@@ -295,7 +298,7 @@ class Backend {
   // Rotates q (in place) and k by each row's position (no rotation if `rotary` is null), then
   // stores k and v into the cache, rounded to its type. q: [rows, heads * head_dim], k, v: [rows,
   // kv_heads * head_dim] f32; k's contents are unspecified afterwards. Rows outside every span of
-  // kv.sequences are not touched.
+  // kv.sequences are not touched. With a latent_dim, v is not read.
   virtual void RotateAndStoreKv(Tensor q, Tensor k, Tensor v, const RotaryTable* rotary,
                                 const KvView& kv) = 0;
 
@@ -303,7 +306,8 @@ class Backend {
   // to the cache's type; with kv.window, its last positions alone), with kv.sinks in the softmax,
   // grouped queries: query head h reads K/V head h / (heads / kv_heads). Positions are taken in
   // blocks of kAttentionBlock fixed absolute positions; each gives (max, sum, vector), combined in
-  // ascending order. q, out: [rows, heads * head_dim]; q is f32, out f32 or 16 bits.
+  // ascending order. q: [rows, heads * head_dim] f32; out: [rows, heads * layout.ValueDim()], f32
+  // or 16 bits.
   virtual void Attention(Tensor q, const KvView& kv, float scale, Tensor out) = 0;
 
   // out = silu(gate) * up, elementwise. gate, up: [rows, cols] f32; out: f32 (may be gate or up) or
@@ -361,8 +365,12 @@ class Backend {
   // logits, the largest first, of equal ones the first (NaN is less than all else), with a softmax
   // over these k if `normalize`, else over all experts. With `sigmoid`, weights are sigmoid(logit),
   // divided by the sum of the k if `normalize`, and a bias chooses those of the k largest
-  // sigmoid(logit) + bias (DeepSeek-AI 2024, section 2.1.2). All times `scale`. logits: [rows,
-  // experts], up to kMaxExperts; ids: [rows, k], whole numbers; weights: [rows, k]; all f32.
+  // sigmoid(logit) + bias (DeepSeek-AI 2024, section 2.1.2). All times `scale`. With `groups`, only
+  // the experts of the used_groups groups with the largest scores are looked at, of equal ones the
+  // first: a group's score is the largest of its logits, or with `sigmoid` the sum of its two
+  // largest sigmoid(logit) + bias (the same, and DeepSeek-V2, section 2.2.2). logits: [rows,
+  // experts], up to kMaxExperts; ids: [rows, k], whole numbers; weights: [rows, k]; all f32. The
+  // used groups have at least k experts, and each of them two.
   virtual void Route(Tensor logits, const Routing& routing, Tensor ids, Tensor weights) = 0;
 
   // out[i] = sum of weights[i][j] * x[places[i * k + j]] over ascending j, from 0 on by fma; added
@@ -450,6 +458,11 @@ inline constexpr int64_t kAttentionBlock = 64;
 // Whether a K/V cache of the backend can have this type.
 inline bool HasKvType(const Backend& backend, DType type) {
   return type != (backend.key_order() == KeyOrder::kByFeature ? DType::kBF16 : DType::kI8);
+}
+
+// Whether it can have latents (KvLayout::latent_dim).
+inline bool HasLatents(const Backend& backend) {
+  return backend.key_order() == KeyOrder::kByFeature;
 }
 
 // TREADLE_BACKEND_OPS(TREADLE_OVERRIDE_OP): in a backend that implements them all.

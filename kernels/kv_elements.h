@@ -43,7 +43,7 @@ class KvRow {
     return ToFloat(scale) * static_cast<float>(static_cast<int8_t>(page_[Element(i)]));
   }
 
-  // values: [head_dim].
+  // values: [head_dim]. Where V is a part of K, K alone is stored.
   void Store(const float* values) const {
     const bool codes = layout_.dtype == DType::kI8;
     float largest = 0;
@@ -71,9 +71,10 @@ class KvRow {
                                  : layout_.ValueElement(head_, slot_, i);
   }
   std::byte* Scale() const {
-    const int64_t at =
-        (part_ == KvPart::kKey ? 0 : layout_.PartScales()) + head_ * layout_.page_size + slot_;
-    return page_ + 2 * layout_.PartBytes() + at * static_cast<int64_t>(sizeof(BFloat16));
+    const bool second = part_ == KvPart::kValue && layout_.latent_dim == 0;
+    const int64_t at = (second ? layout_.PartScales() : 0) + head_ * layout_.page_size + slot_;
+    return page_ + layout_.Parts() * layout_.PartBytes() +
+           at * static_cast<int64_t>(sizeof(BFloat16));
   }
 
   const KvLayout& layout_;

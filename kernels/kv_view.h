@@ -32,7 +32,15 @@ struct KvLayout {
   KeyOrder key_order = KeyOrder::kByFeature;
   int64_t layers = 1;      // whose parts of a page lie one after the other
   StateLayout state = {};  // of pages that hold a state instead
+  // Latent attention (DeepSeek-AI 2024, DeepSeek-V2, section 2.1): V of a head is the last
+  // latent_dim features of its K, and is not stored apart. 0: V is stored, and as wide as K. With
+  // KeyOrder::kByFeature only.
+  int64_t latent_dim = 0;
 
+  // Features of V.
+  int64_t ValueDim() const { return latent_dim > 0 ? latent_dim : head_dim; }
+  // Parts that are stored: K and V, or K alone.
+  int64_t Parts() const { return latent_dim > 0 ? 1 : 2; }
   // Bytes of one page of one layer: K part, in its order, V part [kv_heads, page_size, head_dim],
   // then, of kI8, the scales of K and those of V, [kv_heads, page_size] each.
   int64_t PartElements() const { return kv_heads * head_dim * page_size; }
@@ -40,7 +48,7 @@ struct KvLayout {
   int64_t PartBytes() const { return PartElements() * static_cast<int64_t>(SizeOf(dtype)); }
   int64_t PageBytes() const {
     if (state.present()) return state.Floats(page_size) * static_cast<int64_t>(sizeof(float));
-    return 2 * (PartBytes() + PartScales() * static_cast<int64_t>(sizeof(BFloat16)));
+    return Parts() * (PartBytes() + PartScales() * static_cast<int64_t>(sizeof(BFloat16)));
   }
   // Bytes from a page of one layer to its next page.
   int64_t PageStride() const { return layers * PageBytes(); }
@@ -50,6 +58,7 @@ struct KvLayout {
     return (head * head_dim + i) * page_size + slot;
   }
   int64_t ValueElement(int64_t head, int64_t slot, int64_t i) const {
+    if (latent_dim > 0) return KeyElement(head, slot, head_dim - latent_dim + i);
     return PartElements() + (head * page_size + slot) * head_dim + i;
   }
 };

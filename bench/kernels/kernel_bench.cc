@@ -189,7 +189,8 @@ void Tell(const KernelBenchOptions& options, size_t done, size_t total) {
 void RunOpCases(const KernelBenchOptions& options, Measurement& measurement) {
   std::vector<const OpCase*> cases;
   for (const OpCase& op_case : OpCases()) {
-    const bool runs = HasKvType(measurement.backend(), op_case.kv.dtype);
+    const bool runs = HasKvType(measurement.backend(), op_case.kv.dtype) &&
+                      (op_case.kv.latent_dim == 0 || HasLatents(measurement.backend()));
     if (op_case.bench && runs && Wanted(options, op_case.name)) cases.push_back(&op_case);
   }
   for (size_t i = 0; i < cases.size(); ++i) {

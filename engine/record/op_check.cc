@@ -294,7 +294,7 @@ class CheckingBackend final : public ForwardingBackend, public CheckedBackend {
         error += floats;
         continue;
       }
-      for (int64_t at = 0; at < 2 * layout.PartElements(); ++at) {
+      for (int64_t at = 0; at < layout.Parts() * layout.PartElements(); ++at) {
         const bool value = at >= layout.PartElements();
         const int64_t i = at % layout.head_dim;
         const int64_t slot = at / layout.head_dim % layout.page_size;
@@ -308,7 +308,7 @@ class CheckingBackend final : public ForwardingBackend, public CheckedBackend {
             spans.empty() ? scratch.OriginalOf(page) : RowAt(spans, layout, page, slot),
             Str("element ", head * layout.head_dim + i, " is ", a, ", the reference's ", b));
       }
-      error += 2 * layout.PartElements();
+      error += layout.Parts() * layout.PartElements();
     }
   }
 

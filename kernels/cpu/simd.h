@@ -116,6 +116,17 @@ TREADLE_SIMD Vec LoadBFloat16(const uint16_t* p) {
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16))};
 }
 
+// Lanes of a and b by turns: the first eight of each, and the last eight.
+TREADLE_SIMD Vec InterleaveLow(Vec a, Vec b) {
+  const __m512i order = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  return {_mm512_permutex2var_ps(a.v, order, b.v)};
+}
+TREADLE_SIMD Vec InterleaveHigh(Vec a, Vec b) {
+  const __m512i order =
+      _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+  return {_mm512_permutex2var_ps(a.v, order, b.v)};
+}
+
 // Lanes 0-7 and 8-15, where the one horizontal order begins.
 TREADLE_SIMD __m256 LowHalf(Vec x) { return _mm512_castps512_ps256(x.v); }
 TREADLE_SIMD __m256 HighHalf(Vec x) { return _mm512_extractf32x8_ps(x.v, 1); }
@@ -275,6 +286,14 @@ TREADLE_SIMD Vec LoadBFloat16(const uint16_t* p) {
   return {eight(p), eight(p + 8)};
 }
 
+// Lanes of a and b by turns: the first eight of each, and the last eight.
+TREADLE_SIMD Vec InterleaveEight(__m256 a, __m256 b) {
+  const __m256 low = _mm256_unpacklo_ps(a, b), high = _mm256_unpackhi_ps(a, b);
+  return {_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31)};
+}
+TREADLE_SIMD Vec InterleaveLow(Vec a, Vec b) { return InterleaveEight(a.lo, b.lo); }
+TREADLE_SIMD Vec InterleaveHigh(Vec a, Vec b) { return InterleaveEight(a.hi, b.hi); }
+
 // Lanes 0-7 and 8-15, where the one horizontal order begins.
 TREADLE_SIMD __m256 LowHalf(Vec x) { return x.lo; }
 TREADLE_SIMD __m256 HighHalf(Vec x) { return x.hi; }
@@ -282,6 +301,26 @@ TREADLE_SIMD __m256 HighHalf(Vec x) { return x.hi; }
 #endif
 
 TREADLE_SIMD Vec Zero() { return Broadcast(0.0f); }
+
+// to[lane][row] = from[row][lane] of 16 rows, which are so many elements apart. Each of the four
+// rounds moves the first bit of an element's row and lane, taken as one number, to its end.
+TREADLE_SIMD void Transpose(const float* from, int64_t from_stride, float* to, int64_t to_stride) {
+  Vec rows[kLanes], next[kLanes];
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) rows[i] = Load(from + i * from_stride);
+#pragma GCC unroll 4
+  for (int round = 0; round < 4; ++round) {
+#pragma GCC unroll 8
+    for (int i = 0; i < kLanes / 2; ++i) {
+      next[2 * i] = InterleaveLow(rows[i], rows[i + kLanes / 2]);
+      next[2 * i + 1] = InterleaveHigh(rows[i], rows[i + kLanes / 2]);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) rows[i] = next[i];
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) Store(to + i * to_stride, rows[i]);
+}
 
 TREADLE_SIMD Vec Load(const int8_t* p) { return LoadSigned(reinterpret_cast<const uint8_t*>(p)); }
 

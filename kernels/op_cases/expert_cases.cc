@@ -9,8 +9,9 @@ namespace {
 
 void Add(std::vector<OpCase>& cases, OpCase c) {
   c.name = Str(Name(c.op), "/", c.chosen, "x", c.cols, c.normalize ? "/normalize" : "",
-               c.sigmoid ? "/sigmoid" : "", c.bias ? "/bias" : "", c.accumulate ? "/add" : "",
-               "/rows=", c.rows);
+               c.sigmoid ? "/sigmoid" : "", c.bias ? "/bias" : "",
+               c.groups > 1 ? Str("/groups=", c.used_groups, "of", c.groups) : "",
+               c.accumulate ? "/add" : "", "/rows=", c.rows);
   cases.push_back(std::move(c));
 }
 
@@ -34,6 +35,23 @@ void AddRoutes(std::vector<OpCase>& cases) {
       }
     }
   }
+  struct Groups {
+    int64_t experts, chosen, groups, used;
+  };
+  for (const auto& [experts, chosen, groups, used] :
+       {Groups{4, 2, 2, 1}, {21, 5, 7, 3}, {256, 8, 8, 4}}) {
+    for (const auto& [sigmoid, bias] : {std::pair(false, false), {true, false}, {true, true}}) {
+      Add(cases, {.op = Op::kRoute,
+                  .rows = 70,
+                  .cols = experts,
+                  .bias = bias,
+                  .chosen = chosen,
+                  .normalize = sigmoid,
+                  .sigmoid = sigmoid,
+                  .groups = groups,
+                  .used_groups = used});
+    }
+  }
   Add(cases,
       {.op = Op::kRoute, .rows = 32, .cols = 128, .chosen = 8, .normalize = true, .bench = true});
 }
@@ -51,14 +69,17 @@ void PrepareRoute(OpRun& run, uint64_t seed) {
   for (int64_t row = 0; row < c.rows; ++row) {
     for (int64_t i = 0; i < c.cols; ++i) {
       const float x = (c.bias ? 1 : 3) * random.Normal();
-      logits.Row(row)[i] = row % 3 == 1 ? std::round(x) : x;
+      // Sums of a group's sigmoids of x and -x would be ties of another rounding.
+      logits.Row(row)[i] = row % 3 == 1 ? std::round(c.groups > 1 ? std::fabs(x) : x) : x;
     }
   }
   run.call = [&run, &c, &logits, &ids, &weights, bias](int64_t begin, int64_t count) {
     const Routing routing = {.sigmoid = c.sigmoid,
                              .normalize = c.normalize,
                              .scale = c.sigmoid ? 2.5f : 1.0f,
-                             .bias = bias == nullptr ? nullptr : bias->view().Row<float>(0)};
+                             .bias = bias == nullptr ? nullptr : bias->view().Row<float>(0),
+                             .groups = c.groups,
+                             .used_groups = c.used_groups};
     run.backend().Route(logits.Rows(begin, count), routing, ids.Rows(begin, count),
                         weights.Rows(begin, count));
   };

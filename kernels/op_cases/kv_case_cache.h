@@ -84,6 +84,7 @@ class KvCaseCache {
         }
       }
       KvRow(layout_, page, KvPart::kKey, head, slot).Store(key.data());
+      if (layout_.latent_dim > 0) continue;
       KvRow(layout_, page, KvPart::kValue, head, slot).Store(value.data());
     }
   }

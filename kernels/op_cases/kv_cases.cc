@@ -12,7 +12,8 @@ void AddKvOp(std::vector<OpCase>& cases, OpCase c, std::string_view batch) {
   c.rows = 0;
   for (const CaseSequence& sequence : c.sequences) c.rows += sequence.rows;
   c.name = Str(Name(c.op), "/", c.heads, "x", c.kv.kv_heads, "x", c.kv.head_dim, "/",
-               Name(c.kv.dtype), "/page=", c.kv.page_size,
+               c.kv.latent_dim > 0 ? Str("latent=", c.kv.latent_dim, "/") : "", Name(c.kv.dtype),
+               "/page=", c.kv.page_size,
                c.op == Op::kRotateAndStoreKv ? Str("/rotary=", c.rotary_dims) : "",
                c.window > 0 ? Str("/window=", c.window) : "", c.sloped ? "/sloped" : "",
                c.sunk ? "/sunk" : "", "/", batch);
@@ -22,7 +23,7 @@ void AddKvOp(std::vector<OpCase>& cases, OpCase c, std::string_view batch) {
 // RotateAndStoreKv and Attention.
 void AddSequenceOps(std::vector<OpCase>& cases, Op op) {
   struct Heads {
-    int64_t heads, kv_heads, head_dim;
+    int64_t heads, kv_heads, head_dim, latent_dim = 0;
   };
   struct BatchOf {
     std::string_view name;
@@ -38,7 +39,8 @@ void AddSequenceOps(std::vector<OpCase>& cases, Op op) {
       // Contexts that the CUDA backend splits.
       {"long", {{1, 300}, {3, 510}, {1, 5}, {1, 600}}, 70},
   };
-  constexpr Heads kHeads[] = {{9, 3, 64}, {4, 4, 80}, {8, 2, 128}, {2, 1, 32}, {3, 3, 24}};
+  constexpr Heads kHeads[] = {{9, 3, 64}, {4, 4, 80},     {8, 2, 128},    {2, 1, 32},
+                              {3, 3, 24}, {3, 1, 44, 36}, {16, 1, 96, 80}};
   for (const Heads& h : kHeads) {
     for (DType dtype : {DType::kF16, DType::kF32, DType::kI8}) {
       for (int64_t page : {16, 32, 64}) {
@@ -47,8 +49,10 @@ void AddSequenceOps(std::vector<OpCase>& cases, Op op) {
                       .heads = h.heads,
                       .kv = {h.kv_heads, h.head_dim, page, 0, dtype},
                       .sequences = sequences};
+          c.kv.latent_dim = h.latent_dim;
           if (op == Op::kRotateAndStoreKv) {
             c.rotary_dims = page == 16 ? h.head_dim : page == 32 ? h.head_dim / 2 : 0;
+            if (h.latent_dim > 0) c.rotary_dims = h.head_dim - h.latent_dim;
           }
           AddKvOp(cases, c, name);
           c.window = window;
@@ -65,14 +69,16 @@ void AddSequenceOps(std::vector<OpCase>& cases, Op op) {
       }
     }
   }
-  const auto bench = [&](int64_t requests, CaseSequence each, DType dtype = DType::kF16) {
+  const auto bench = [&](int64_t requests, CaseSequence each, DType dtype = DType::kF16,
+                         const Heads& h = {9, 3, 64}) {
     OpCase c = {.op = op,
-                .heads = 9,
-                .kv = {3, 64, 32, 0, dtype},
+                .heads = h.heads,
+                .kv = {h.kv_heads, h.head_dim, 32, 0, dtype},
                 .rotary_dims = 64,
                 .sequences = std::vector<CaseSequence>(static_cast<size_t>(requests), each),
                 .bench = true,
                 .slow = true};
+    c.kv.latent_dim = h.latent_dim;
     AddKvOp(cases, c, Str("requests=", requests, "/rows=", each.rows, "/at=", each.first_position));
   };
   for (const DType dtype : {DType::kF16, DType::kI8}) {
@@ -84,6 +90,10 @@ void AddSequenceOps(std::vector<OpCase>& cases, Op op) {
       bench(requests, {1, 2047}, dtype);
       bench(requests, {1, 8191}, dtype);
     }
+  }
+  constexpr Heads kLatents = {16, 1, 576, 512};  // DeepSeek-V2-Lite's
+  for (const CaseSequence& each : {CaseSequence{1, 511}, {1, 8191}, {512, 0}}) {
+    bench(1, each, DType::kF16, kLatents);
   }
 }
 void AddRotations(std::vector<OpCase>& cases) { AddSequenceOps(cases, Op::kRotateAndStoreKv); }
@@ -160,7 +170,7 @@ void PrepareAttention(OpRun& run, uint64_t seed) {
   const OpCase& c = run.op_case();
   Random random(seed);
   GuardedTensor& q = PrepareSequences(run, random, /*fill_chunk=*/true, Role::kInput);
-  GuardedTensor& out = run.AddForProducts("out", c.rows, q.cols());
+  GuardedTensor& out = run.AddForProducts("out", c.rows, c.heads * c.kv.ValueDim());
   const float scale = 1 / std::sqrt(static_cast<float>(c.kv.head_dim));
   GuardedTensor& slopes = run.Add("slopes", Role::kInput, 1, c.heads);
   slopes.Fill([&, head = 0]() mutable {
@@ -187,7 +197,7 @@ void PrepareAttention(OpRun& run, uint64_t seed) {
   run.bytes_moved =
       slots * static_cast<double>(layout.PageBytes()) / static_cast<double>(layout.page_size) +
       q.bytes() + out.bytes();
-  run.operations_done = 4.0 * pairs * static_cast<double>(q.cols());
+  run.operations_done = 2.0 * pairs * static_cast<double>(q.cols() + out.cols());
 }
 
 void PreparePageCopy(OpRun& run, uint64_t seed) {

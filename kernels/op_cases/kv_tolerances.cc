@@ -134,7 +134,8 @@ void TolerantReference::RotateAndStoreKv(Tensor q, Tensor k, Tensor v, const Rot
   Begin();
   float* const turned = Writes(q, "q");
   const KvLayout& layout = kv.layout;
-  tolerances_.cache.resize(static_cast<size_t>(layout.num_pages * 2 * layout.PartElements()));
+  tolerances_.cache.resize(
+      static_cast<size_t>(layout.num_pages * layout.Parts() * layout.PartElements()));
   for (const SequenceSpan& span : kv.sequences) {
     for (int32_t r = 0; r < span.num_rows; ++r) {
       const int64_t row = span.first_row + r;
@@ -144,7 +145,8 @@ void TolerantReference::RotateAndStoreKv(Tensor q, Tensor k, Tensor v, const Rot
         turned[row * q.cols + i] = static_cast<float>(3 * kFloatUnit * size);
       }
       const int64_t page = span.pages[position / layout.page_size];
-      float* const stored = tolerances_.cache.data() + page * 2 * layout.PartElements();
+      float* const stored =
+          tolerances_.cache.data() + page * layout.Parts() * layout.PartElements();
       for (int64_t i = 0; i < k.cols; ++i) {
         const double size = Turned(k.Row<float>(row), i, position, layout.head_dim, rotary);
         const bool bf16 = arithmetic_.compute == ComputeMode::kBf16 && layout.dtype != DType::kI8;
@@ -165,7 +167,7 @@ void TolerantReference::RotateAndStoreKv(Tensor q, Tensor k, Tensor v, const Rot
       for (int64_t head = 0; head < layout.kv_heads; ++head) {
         ToCodeErrors(layout, k.Row<float>(span.first_row + r) + head * layout.head_dim, head,
                      position % layout.page_size,
-                     tolerances_.cache.data() + page * 2 * layout.PartElements());
+                     tolerances_.cache.data() + page * layout.Parts() * layout.PartElements());
       }
     }
   }
@@ -175,7 +177,7 @@ void TolerantReference::Attention(Tensor q, const KvView& kv, float scale, Tenso
   Begin();
   float* const errors = Writes(out);
   const int64_t head_dim = kv.layout.head_dim;
-  const int64_t heads = q.cols / head_dim;
+  const int64_t heads = q.cols / head_dim, value_dim = kv.layout.ValueDim();
   for (const SequenceSpan& span : kv.sequences) {
     const SequenceCache cache(kv, span);
     for (int32_t r = 0; r < span.num_rows; ++r) {
@@ -195,8 +197,8 @@ void TolerantReference::Attention(Tensor q, const KvView& kv, float scale, Tenso
                                          : arithmetic_.attention_in_cache_type     ? kv.layout.dtype
                                                                                    : DType::kF32,
                                .sums_rounded = arithmetic_.compute != ComputeMode::kBf16});
-        for (int64_t i = 0; i < head_dim; ++i) {
-          errors[row * q.cols + head * head_dim + i] = error.Of(i);
+        for (int64_t i = 0; i < value_dim; ++i) {
+          errors[row * out.cols + head * value_dim + i] = error.Of(i);
         }
       }
     }
@@ -207,8 +209,8 @@ void TolerantReference::Attention(Tensor q, const KvView& kv, float scale, Tenso
 void TolerantReference::CopyPages(const KvLayout& layout, std::byte* pages,
                                   std::span<const PageCopy> copies) {
   Begin();
-  const int64_t elements =
-      layout.state.present() ? layout.state.Floats(layout.page_size) : 2 * layout.PartElements();
+  const int64_t elements = layout.state.present() ? layout.state.Floats(layout.page_size)
+                                                  : layout.Parts() * layout.PartElements();
   tolerances_.cache.resize(static_cast<size_t>(layout.num_pages * elements));
   below().CopyPages(layout, pages, copies);
 }

@@ -68,6 +68,7 @@ struct OpCase {
   int64_t chosen = 0;      // Route, Mix: experts of a row; SigmoidGate: 1 if it has one gate
   bool normalize = false;  // Route
   bool sigmoid = false;    // likewise
+  int64_t groups = 1, used_groups = 1;  // likewise
 
   // RotateAndStoreKv, Attention, CopyPages; with states: Convolve, GatedDelta
   int64_t heads = 0;

@@ -45,7 +45,7 @@ struct OpTolerances {
     std::vector<float> error;  // [tensor.rows, tensor.cols]
   };
   std::vector<Output> outputs;
-  // RotateAndStoreKv, CopyPages: of the cache, [num_pages, 2 * PartElements], K by
+  // RotateAndStoreKv, CopyPages: of the cache, [num_pages, Parts * PartElements], K by
   // KeyOrder::kByFeature. Convolve, GatedDelta: [num_pages, floats of a page].
   std::vector<float> cache;
   // Sample, SampleShard: of FieldsOf each row's result, one row after the other.

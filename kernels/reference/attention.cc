@@ -22,19 +22,21 @@ void Rotate(float* head, const RotaryTable& table, int64_t position) {
 }
 
 // Over positions [first, first + count), of which the last is the query's own.
-void AttendHead(const float* q, const SequenceCache& cache, int64_t kv_head, int64_t head_dim,
+void AttendHead(const float* q, const SequenceCache& cache, int64_t kv_head, const KvLayout& layout,
                 int64_t first, int64_t count, double scale, double slope, double sink, float* out) {
   std::vector<double> weight(static_cast<size_t>(count));
   double best = sink;
   for (int64_t p = 0; p < count; ++p) {
     double dot = 0;
-    for (int64_t i = 0; i < head_dim; ++i) dot += double{q[i]} * cache.Key(first + p, kv_head, i);
+    for (int64_t i = 0; i < layout.head_dim; ++i) {
+      dot += double{q[i]} * cache.Key(first + p, kv_head, i);
+    }
     weight[p] = dot * scale - slope * static_cast<double>(count - 1 - p);
     best = std::fmax(best, weight[p]);
   }
   double total = std::exp(sink - best);
   for (double& w : weight) total += w = std::exp(w - best);
-  for (int64_t i = 0; i < head_dim; ++i) {
+  for (int64_t i = 0; i < layout.ValueDim(); ++i) {
     double sum = 0;
     for (int64_t p = 0; p < count; ++p) sum += weight[p] * cache.Value(first + p, kv_head, i);
     out[i] = static_cast<float>(sum / total);
@@ -46,7 +48,8 @@ void AttendHead(const float* q, const SequenceCache& cache, int64_t kv_head, int
 void ReferenceBackend::RotateAndStoreKv(Tensor q, Tensor k, Tensor v, const RotaryTable* rotary,
                                         const KvView& kv) {
   const int64_t head_dim = kv.layout.head_dim;
-  TREADLE_CHECK(k.cols == kv.layout.kv_heads * head_dim && v.cols == k.cols);
+  TREADLE_CHECK(k.cols == kv.layout.kv_heads * head_dim);
+  TREADLE_CHECK(v.cols == k.cols || kv.layout.latent_dim > 0);
   TREADLE_CHECK(q.cols % head_dim == 0 && (!rotary || 2 * rotary->half_dim <= head_dim));
   for (const SequenceSpan& span : kv.sequences) {
     const SequenceCache cache(kv, span);
@@ -62,7 +65,8 @@ void ReferenceBackend::RotateAndStoreKv(Tensor q, Tensor k, Tensor v, const Rota
         }
       }
       std::vector<float> keys(k.Row<float>(row), k.Row<float>(row) + k.cols);
-      std::vector<float> values(v.Row<float>(row), v.Row<float>(row) + v.cols);
+      std::vector<float> values = keys;
+      if (kv.layout.latent_dim == 0) values.assign(v.Row<float>(row), v.Row<float>(row) + v.cols);
       for (std::vector<float>* part : {&keys, &values}) {
         if (compute_ != ComputeMode::kBf16 || kv.layout.dtype == DType::kI8) break;
         for (float& x : *part) x = KvBf16(kv.layout.dtype, x);
@@ -78,7 +82,9 @@ void ReferenceBackend::Attention(Tensor q, const KvView& kv, float scale, Tensor
   const int64_t head_dim = kv.layout.head_dim;
   const int64_t heads = q.cols / head_dim;
   const int64_t queries_per_head = heads / kv.layout.kv_heads;
-  TREADLE_CHECK(heads * head_dim == q.cols && out.cols == q.cols && out.rows == q.rows);
+  const int64_t value_dim = kv.layout.ValueDim();
+  TREADLE_CHECK(heads * head_dim == q.cols && out.cols == heads * value_dim);
+  TREADLE_CHECK(out.rows == q.rows);
   TREADLE_CHECK(queries_per_head * kv.layout.kv_heads == heads);
   for (const SequenceSpan& span : kv.sequences) {
     const SequenceCache cache(kv, span);
@@ -86,10 +92,10 @@ void ReferenceBackend::Attention(Tensor q, const KvView& kv, float scale, Tensor
       const int64_t row = span.first_row + i;
       const int64_t position = span.first_position + i, first = kv.FirstSeen(position);
       for (int64_t head = 0; head < heads; ++head) {
-        AttendHead(q.Row<float>(row) + head * head_dim, cache, head / queries_per_head, head_dim,
+        AttendHead(q.Row<float>(row) + head * head_dim, cache, head / queries_per_head, kv.layout,
                    first, position + 1 - first, scale, kv.slopes == nullptr ? 0 : kv.slopes[head],
                    kv.sinks == nullptr ? -INFINITY : kv.sinks[head],
-                   out.Row<float>(row) + head * head_dim);
+                   out.Row<float>(row) + head * value_dim);
       }
     }
   }

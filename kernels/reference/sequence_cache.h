@@ -21,10 +21,10 @@ class SequenceCache {
   double Value(int64_t position, int64_t head, int64_t i) const {
     return Row(position, KvPart::kValue, head).Load(i);
   }
-  // key, value: [head_dim].
+  // key, value: [head_dim]; where V is a part of K, `value` is not read.
   void Store(int64_t position, int64_t head, const float* key, const float* value) const {
     Row(position, KvPart::kKey, head).Store(key);
-    Row(position, KvPart::kValue, head).Store(value);
+    if (kv_.layout.latent_dim == 0) Row(position, KvPart::kValue, head).Store(value);
   }
 
  private:

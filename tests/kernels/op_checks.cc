@@ -62,13 +62,14 @@ void AppendCache(const OpRun& run, std::vector<float>& out) {
       std::memcpy(out.data() + first, data, static_cast<size_t>(layout.PageBytes()));
       continue;
     }
-    out.resize(first + static_cast<size_t>(2 * part));
+    out.resize(first + static_cast<size_t>(layout.Parts() * part));
     for (int64_t slot = 0; slot < layout.page_size; ++slot) {
       for (int64_t j = 0; j < layout.kv_heads * layout.head_dim; ++j) {
         const int64_t head = j / layout.head_dim;
         const int64_t i = j % layout.head_dim;
         out[first + KeyByFeature(layout, head, slot, i)] =
             KvRow(layout, data, KvPart::kKey, head, slot).Load(i);
+        if (layout.latent_dim > 0) continue;
         out[first + layout.ValueElement(head, slot, i)] =
             KvRow(layout, data, KvPart::kValue, head, slot).Load(i);
       }

@@ -53,6 +53,7 @@ void MakeItems(Tensor q, const KvView& kv, float scale, bool bf16, Tensor out,
         a.rows = rows;
         a.group = group;
         a.head_dim = layout.head_dim;
+        a.value_dim = layout.ValueDim();
         a.first_position = position;
         a.window = kv.window;
         if (kv.slopes != nullptr) a.slopes = kv.slopes + head * group;
@@ -63,13 +64,16 @@ void MakeItems(Tensor q, const KvView& kv, float scale, bool bf16, Tensor out,
         a.bf16 = bf16;
         a.dtype = layout.dtype;
         a.k = kv.pages + head * head_bytes;
-        a.v = a.k + layout.PartBytes();
-        a.k_scales = kv.pages + 2 * layout.PartBytes() + head * head_scales;
-        a.v_scales = a.k_scales + layout.kv_heads * head_scales;
+        a.k_scales = kv.pages + layout.Parts() * layout.PartBytes() + head * head_scales;
+        a.v_scales = a.k_scales;
+        if (layout.latent_dim == 0) {
+          a.v = a.k + layout.PartBytes();
+          a.v_scales += layout.kv_heads * head_scales;
+        }
         a.page_bytes = layout.PageStride();
         a.page_size = layout.page_size;
         a.pages = span.pages;
-        a.out = out.Row<float>(span.first_row + begin) + head * group * layout.head_dim;
+        a.out = out.Row<float>(span.first_row + begin) + head * group * a.value_dim;
         a.out_stride = out.stride;
         items.push_back({a, 0});
       }
@@ -82,7 +86,8 @@ void MakeItems(Tensor q, const KvView& kv, float scale, bool bf16, Tensor out,
 void CpuOps::Attention(Tensor q, const KvView& kv, float scale, Tensor out) {
   const KvLayout& layout = kv.layout;
   TREADLE_CHECK(layout.dtype != DType::kBF16);
-  TREADLE_CHECK(q.cols == out.cols && q.cols % (layout.head_dim * layout.kv_heads) == 0);
+  TREADLE_CHECK(q.cols % (layout.head_dim * layout.kv_heads) == 0);
+  TREADLE_CHECK(out.cols == q.cols / layout.head_dim * layout.ValueDim());
   State& s = *state_;
   MakeItems(q, kv, scale, compute_ == ComputeMode::kBf16, out, s.items);
   if (s.items.empty()) return;
@@ -112,7 +117,7 @@ void CpuOps::State::PlanAttention() {
     if (parts > 1) {
       split_items.push_back(static_cast<int32_t>(i));
       items[i].partial_offset = partial_floats;
-      partial_floats += blocks * kAttentionPartialFloats[isa](a.rows * a.group, a.head_dim);
+      partial_floats += blocks * kAttentionPartialFloats[isa](a.rows * a.group, a.value_dim);
     }
     for (int64_t part = 0; part < parts; ++part) {
       const int64_t begin = a.block_begin + blocks * part / parts;
@@ -141,7 +146,7 @@ void CpuOps::State::RunAttention() {
     AttentionArguments a = items[piece.item].arguments;
     if (a.partials != nullptr) {
       a.partials += (piece.block_begin - a.block_begin) *
-                    kAttentionPartialFloats[isa](a.rows * a.group, a.head_dim);
+                    kAttentionPartialFloats[isa](a.rows * a.group, a.value_dim);
     }
     a.block_begin = piece.block_begin;
     a.block_end = piece.block_end;

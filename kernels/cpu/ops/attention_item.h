@@ -44,7 +44,7 @@ void Combine(const Running& to, const float* max, const float* sum, const float*
 
 // Nothing but the sinks, which come before all blocks.
 void Clear(const AttentionArguments& a, const Running& running) {
-  const int64_t queries = a.rows * a.group, padded_dim = Padded(a.head_dim);
+  const int64_t queries = a.rows * a.group, padded_dim = Padded(a.value_dim);
   for (int64_t query = 0; query < queries; ++query) {
     running.max[query] = a.sinks == nullptr ? -kInfinity : a.sinks[query % a.group];
     running.sum[query] = a.sinks == nullptr ? 0.0f : 1.0f;
@@ -54,14 +54,14 @@ void Clear(const AttentionArguments& a, const Running& running) {
 
 // Normalizes and writes the rows.
 void Finish(const AttentionArguments& a, const Running& running) {
-  const int64_t padded_dim = Padded(a.head_dim);
+  const int64_t padded_dim = Padded(a.value_dim);
   for (int64_t row = 0; row < a.rows; ++row) {
     for (int64_t head = 0; head < a.group; ++head) {
       const int64_t query = row * a.group + head;
       const Vec sum = Broadcast(running.sum[query]);
       const float* vector = running.vector + query * padded_dim;
-      float* out = a.out + row * a.out_stride + head * a.head_dim;
-      ForEachVec(a.head_dim, [&](int64_t i, int64_t lanes) {
+      float* out = a.out + row * a.out_stride + head * a.value_dim;
+      ForEachVec(a.value_dim, [&](int64_t i, int64_t lanes) {
         StoreLanes(out + i, Div(Load(vector + i), sum), lanes);
       });
     }
@@ -123,13 +123,15 @@ template <typename T>
 Block<T> PagedBlock(const AttentionArguments& a, int64_t first_position, int64_t groups) {
   Block<T> block = {};
   block.k_stride = a.page_size;
-  block.v_stride = a.head_dim;
+  block.v_stride = a.value_dim;
   for (int64_t group = 0; group < groups; ++group) {
     const int64_t position = first_position + group * kLanes;
     const int64_t page = int64_t{a.pages[position / a.page_size]} * a.page_bytes;
     const int64_t slot = position % a.page_size;
     block.k[group] = reinterpret_cast<const T*>(a.k + page) + slot;
-    block.v[group] = reinterpret_cast<const T*>(a.v + page) + slot * a.head_dim;
+    if (a.v != nullptr) {
+      block.v[group] = reinterpret_cast<const T*>(a.v + page) + slot * a.value_dim;
+    }
     if (a.dtype != DType::kI8) continue;
     block.k_scales[group] = reinterpret_cast<const uint16_t*>(a.k_scales + page) + slot;
     block.v_scales[group] = reinterpret_cast<const uint16_t*>(a.v_scales + page) + slot;
@@ -137,11 +139,28 @@ Block<T> PagedBlock(const AttentionArguments& a, int64_t first_position, int64_t
   return block;
 }
 
+// V of a block as float: the last rows of K, [value_dim, kBlock], for `groups` of positions.
+void TransposeValues(const AttentionArguments& a, int64_t groups, const Scratch& scratch) {
+  const int64_t padded_dim = Padded(a.value_dim);
+  const float* const k = scratch.k + (a.head_dim - a.value_dim) * kBlock;
+  int64_t i = 0;
+  for (; i + kLanes <= a.value_dim; i += kLanes) {
+    for (int64_t at = 0; at < groups * kLanes; at += kLanes) {
+      Transpose(k + i * kBlock + at, kBlock, scratch.v + at * padded_dim + i, padded_dim);
+    }
+  }
+  for (; i < padded_dim; ++i) {
+    for (int64_t at = 0; at < groups * kLanes; ++at) {
+      scratch.v[at * padded_dim + i] = i < a.value_dim ? k[i * kBlock + at] : 0.0f;
+    }
+  }
+}
+
 // The same as float in scratch, features padded to whole vectors.
 template <typename T>
 Block<float> Convert(const Block<T>& from, const AttentionArguments& a, const Scratch& scratch,
                      int64_t seen) {
-  const int64_t padded_dim = Padded(a.head_dim);
+  const int64_t padded_dim = Padded(a.value_dim);
   const int64_t groups = (seen + kLanes - 1) / kLanes;
   for (int64_t d = 0; d < a.head_dim; ++d) {
     for (int64_t group = 0; group < groups; ++group) {
@@ -149,11 +168,12 @@ Block<float> Convert(const Block<T>& from, const AttentionArguments& a, const Sc
       if (from.next != nullptr) Prefetch<1>(from.next->k[group] + d * from.k_stride);
     }
   }
-  for (int64_t position = 0; position < seen; ++position) {
+  if (a.v == nullptr) TransposeValues(a, groups, scratch);
+  for (int64_t position = 0; a.v != nullptr && position < seen; ++position) {
     const int64_t group = position / kLanes;
     const int64_t row = position % kLanes * from.v_stride;
     const T* v = from.v[group] + row;
-    ForEachVec(a.head_dim, [&](int64_t i, int64_t lanes) {
+    ForEachVec(a.value_dim, [&](int64_t i, int64_t lanes) {
       Store(scratch.v + position * padded_dim + i, LoadLanes(v + i, lanes));
       if (from.next != nullptr) Prefetch<1>(from.next->v[group] + row + i);
     });
@@ -190,7 +210,7 @@ bool SetSeen(const AttentionArguments& a, int64_t first, int64_t index, int most
 
 // A block's partial results: max [queries], sum [queries], vector [queries, padded_dim].
 float* PartialOf(const AttentionArguments& a, int64_t index) {
-  return a.partials + (index - a.block_begin) * a.rows * a.group * (2 + Padded(a.head_dim));
+  return a.partials + (index - a.block_begin) * a.rows * a.group * (2 + Padded(a.value_dim));
 }
 
 // All tiles of the item against one block.
@@ -198,7 +218,7 @@ template <typename T>
 void ItemBlock(const AttentionArguments& a, const Scratch& scratch, const Block<T>& block,
                int64_t index) {
   const int64_t queries = a.rows * a.group;
-  const int64_t padded_dim = Padded(a.head_dim);
+  const int64_t padded_dim = Padded(a.value_dim);
   float* partial = a.partials == nullptr ? nullptr : PartialOf(a, index);
   for (int64_t first = 0; first < queries; first += kTile) {
     Tile tile;

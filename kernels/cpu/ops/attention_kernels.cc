@@ -28,7 +28,7 @@ void AttendBlocks(const AttentionArguments& a) {
   ScaleQueries(a, scratch.q);
   if (a.partials == nullptr) Clear(a, scratch.running);
   WithCacheType(a.dtype, [&]<typename T>() {
-    const bool convert = a.head_dim % kLanes != 0 ||
+    const bool convert = a.head_dim % kLanes != 0 || a.v == nullptr ||
                          (sizeof(T) != sizeof(float) && a.rows * a.group >= kConvertQueries);
     ForEachBlock<T>(a, [&](const Block<T>& block, int64_t index, int64_t seen) {
       if (convert) {
@@ -49,13 +49,13 @@ int64_t AttentionScratchFloats(int64_t queries, int64_t head_dim) {
   return shared + tile + item + Padded(TileFloats(queries, head_dim));
 }
 
-int64_t AttentionPartialFloats(int64_t queries, int64_t head_dim) {
-  return queries * (2 + Padded(head_dim));
+int64_t AttentionPartialFloats(int64_t queries, int64_t value_dim) {
+  return queries * (2 + Padded(value_dim));
 }
 
 void CombineAttention(const AttentionArguments& a) {
   const int64_t queries = a.rows * a.group;
-  const int64_t padded_dim = Padded(a.head_dim);
+  const int64_t padded_dim = Padded(a.value_dim);
   const Running running = Carve(a.scratch, queries, a.head_dim).running;
   Clear(a, running);
   for (int64_t index = a.block_begin; index < a.block_end; ++index) {

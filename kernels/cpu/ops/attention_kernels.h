@@ -15,6 +15,7 @@ struct AttentionArguments {
   int64_t rows;
   int64_t group;  // query heads that share the K/V head
   int64_t head_dim;
+  int64_t value_dim;       // features of V, and of a head of `out`
   int64_t first_position;  // of row 0
   int64_t window;          // KvView::window
   const float* slopes;     // [group]: KvView::slopes; null: none
@@ -25,7 +26,7 @@ struct AttentionArguments {
   bool bf16;                  // ComputeMode::kBf16
   DType dtype;                // of the cache: kF16, kF32 or kI8
   const std::byte* k;         // this K/V head in page 0: [head_dim, page_size]
-  const std::byte* v;         // [page_size, head_dim]
+  const std::byte* v;         // [page_size, value_dim]; null: the last value_dim features of K
   const std::byte* k_scales;  // of kI8: [page_size] bfloat16
   const std::byte* v_scales;
   int64_t page_bytes;  // from page to page
@@ -35,7 +36,7 @@ struct AttentionArguments {
   // If null, the blocks are all that the rows see, and `out` gets the result. Else only the partial
   // results (maximum, sum and vector of each query) of these blocks: AttentionPartialFloats each.
   float* partials;
-  float* out;  // like q
+  float* out;  // [rows, group * value_dim], like q
   int64_t out_stride;
 };
 
@@ -48,6 +49,6 @@ void AttendBlocksOnTiles(const AttentionArguments& a);
 TREADLE_ISA_KERNEL(CombineAttention, void(const AttentionArguments&));
 // For rows * group queries.
 TREADLE_ISA_KERNEL(AttentionScratchFloats, int64_t(int64_t queries, int64_t head_dim));
-TREADLE_ISA_KERNEL(AttentionPartialFloats, int64_t(int64_t queries, int64_t head_dim));
+TREADLE_ISA_KERNEL(AttentionPartialFloats, int64_t(int64_t queries, int64_t value_dim));
 
 }  // namespace treadle

@@ -28,7 +28,7 @@ struct TileScratch {
 TileScratch CarveTiles(const AttentionArguments& a, const Scratch& scratch) {
   TileScratch s;
   s.chain = PaddedChain(a.head_dim);
-  s.padded_dim = Padded(a.head_dim);
+  s.padded_dim = Padded(a.value_dim);
   s.k = reinterpret_cast<uint16_t*>(scratch.tiles);
   s.v = s.k + kBlock * s.chain;
   s.q = s.v + kBlock * s.padded_dim;
@@ -110,13 +110,13 @@ bool RoundValues(const AttentionArguments& a, const Block<T>& block, int64_t see
     uint16_t* out = s.v + position * s.padded_dim;
     int64_t i = 0;
     if (position + 1 < seen) {
-      for (; i + kLanes <= a.head_dim; i += kLanes) {
+      for (; i + kLanes <= a.value_dim; i += kLanes) {
         take(RoundRows(v + i, v + i + stride, next == nullptr ? nullptr : next + i, stride,
                        out + 2 * i));
       }
     }
-    for (; i < a.head_dim; i += kLanes) {
-      const int64_t lanes = a.head_dim - i < kLanes ? a.head_dim - i : kLanes;
+    for (; i < a.value_dim; i += kLanes) {
+      const int64_t lanes = a.value_dim - i < kLanes ? a.value_dim - i : kLanes;
       const Vec even = position < seen ? LoadLanes(v + i, lanes) : Zero();
       const Vec odd = position + 1 < seen ? LoadLanes(v + i + stride, lanes) : Zero();
       const __m512i pair = Interleaved(even, odd);
@@ -246,11 +246,18 @@ void AttendBlocksOnTiles(const AttentionArguments& a) {
   if (a.partials == nullptr) Clear(a, scratch.running);
   WithCacheType(a.dtype, [&]<typename T>() {
     ForEachBlock<T>(a, [&](const Block<T>& block, int64_t index, int64_t seen) {
-      RoundKeys(a, block, (seen + kLanes - 1) / kLanes, s);
-      if (RoundValues(a, block, seen, s)) {
-        TilesOfItem(a, scratch, block, index, s);
+      const auto attend = [&](const auto& rounded) {
+        RoundKeys(a, rounded, (seen + kLanes - 1) / kLanes, s);
+        if (RoundValues(a, rounded, seen, s)) {
+          TilesOfItem(a, scratch, rounded, index, s);
+        } else {
+          ItemBlock(a, scratch, Convert(block, a, scratch, seen), index);
+        }
+      };
+      if (a.v == nullptr) {
+        attend(Convert(block, a, scratch, seen));
       } else {
-        ItemBlock(a, scratch, Convert(block, a, scratch, seen), index);
+        attend(block);
       }
     });
   });

@@ -53,12 +53,40 @@ TREADLE_SIMD float SumOfPowers(const float* x, int64_t n, float largest, float* 
   return Sum(sum);
 }
 
-// sums = sigmoid(x) + bias, n values.
+// sums = sigmoid(x) + bias, n values; null: 0.
 TREADLE_SIMD void AddBias(const float* x, const float* bias, int64_t n, float* sums) {
   ForEachVec(n, [&](int64_t i, int64_t lanes) {
     const Vec sigmoid = TimesSigmoid(Broadcast(1.0f), LoadLanes(x + i, lanes));
-    StoreLanes(sums + i, Add(sigmoid, LoadLanes(bias + i, lanes)), lanes);
+    const Vec more = bias == nullptr ? Zero() : LoadLanes(bias + i, lanes);
+    StoreLanes(sums + i, Add(sigmoid, more), lanes);
   });
+}
+
+// Leaves the keys of experts outside the used groups at less than all others.
+void KeepUsedGroups(const Routing& routing, int64_t experts, float* keys) {
+  const int64_t each = experts / routing.groups;
+  float scores[kMaxExperts];
+  for (int64_t group = 0; group < routing.groups; ++group) {
+    float first = -kInfinity, second = -kInfinity;
+    for (int64_t i = group * each; i < (group + 1) * each; ++i) {
+      const float key = KeyOf(keys[i]);
+      if (key > first) {
+        second = first;
+        first = key;
+      } else if (key > second) {
+        second = key;
+      }
+    }
+    scores[group] = routing.sigmoid ? first + second : first;
+  }
+  for (int64_t group = 0; group < routing.groups; ++group) {
+    int64_t before = 0;  // groups that are used rather than this one
+    for (int64_t other = 0; other < routing.groups; ++other) {
+      before += scores[other] > scores[group] || (scores[other] == scores[group] && other < group);
+    }
+    if (before < routing.used_groups) continue;
+    for (int64_t i = group * each; i < (group + 1) * each; ++i) keys[i] = -kInfinity;
+  }
 }
 
 // x = sigmoid(x), n values. Returns their sum.
@@ -79,10 +107,18 @@ void RouteRows(const RouteArguments& a) {
     const float* x = a.logits + row * a.logits_stride;
     float* ids = a.ids + row * a.ids_stride;
     float* weights = a.weights + row * a.weights_stride;
-    float sums[kMaxExperts];  // of sigmoids and biases
-    const bool biased = a.routing.sigmoid && a.routing.bias != nullptr;
-    if (biased) AddBias(x, a.routing.bias, a.experts, sums);
-    const float* keys = biased ? sums : x;
+    float own[kMaxExperts];  // sums of sigmoids and biases, or logits of used groups
+    const bool grouped = a.routing.groups > 1;
+    const bool scored = a.routing.sigmoid && (grouped || a.routing.bias != nullptr);
+    if (scored) {
+      AddBias(x, a.routing.bias, a.experts, own);
+    } else if (grouped) {
+      ForEachVec(a.experts, [&](int64_t i, int64_t lanes) {
+        StoreLanes(own + i, LoadLanes(x + i, lanes), lanes);
+      });
+    }
+    if (grouped) KeepUsedGroups(a.routing, a.experts, own);
+    const float* keys = scored || grouped ? own : x;
     int64_t last = -1;  // the one that was chosen before
     for (int64_t j = 0; j < a.chosen; ++j) {
       const float bound = last < 0 ? kInfinity : KeyOf(keys[last]);
@@ -135,6 +171,8 @@ namespace treadle {
 void CpuOps::Route(Tensor logits, const Routing& routing, Tensor ids, Tensor weights) {
   CheckSameShape(ids, weights);
   TREADLE_CHECK(logits.rows == ids.rows && ids.cols <= logits.cols && logits.cols <= kMaxExperts);
+  TREADLE_CHECK(logits.cols % routing.groups == 0 &&
+                ids.cols <= routing.used_groups * (logits.cols / routing.groups));
   SplitRows(pool_, logits.rows, logits.cols * ids.cols, [&](int64_t begin, int64_t end) {
     kRouteRows[isa_]({logits.Row<float>(begin), logits.stride, end - begin, logits.cols, ids.cols,
                       routing, ids.Row<float>(begin), ids.stride, weights.Row<float>(begin),

@@ -9,7 +9,7 @@ namespace treadle {
 struct RotateStoreArguments {
   float* q;        // [heads, head_dim]
   float* k;        // [kv_heads, head_dim]
-  const float* v;  // [kv_heads, head_dim]
+  const float* v;  // [kv_heads, head_dim]; null: V is a part of K
   int64_t heads;
   int64_t kv_heads;
   int64_t head_dim;
@@ -89,15 +89,18 @@ void StoreSlot(const RotateStoreArguments& a) {
   T* k_slot = static_cast<T*>(a.k_slot);
   T* v_slot = static_cast<T*>(a.v_slot);
   const int64_t head_stride = a.head_dim * a.page_size;
+  const bool values = a.v != nullptr;
   for (int64_t head = 0; head < a.kv_heads; ++head) {
     const float* k = a.k + head * a.head_dim;
-    const float* v = a.v + head * a.head_dim;
+    const float* v = values ? a.v + head * a.head_dim : k;
     RowScale k_row, v_row;
     if constexpr (kCodes) {
       k_row = ScaleOf(k, a.head_dim);
-      v_row = ScaleOf(v, a.head_dim);
       a.k_scale[head * a.page_size] = k_row.bits;
-      a.v_scale[head * a.page_size] = v_row.bits;
+      if (values) {
+        v_row = ScaleOf(v, a.head_dim);
+        a.v_scale[head * a.page_size] = v_row.bits;
+      }
     }
     const auto rounded = [&](Vec x, const RowScale& row) {
       if constexpr (!kCodes) return a.bf16 ? Bf16Of<sizeof(T) == sizeof(uint16_t)>(x) : x;
@@ -108,6 +111,7 @@ void StoreSlot(const RotateStoreArguments& a) {
       Store(column, rounded(LoadLanes(k + i, lanes), k_row));
       T* to = k_slot + head * head_stride + i * a.page_size;
       for (int64_t lane = 0; lane < lanes; ++lane) to[lane * a.page_size] = column[lane];
+      if (!values) return;
       StoreLanes(v_slot + head * head_stride + i, rounded(LoadLanes(v + i, lanes), v_row), lanes);
     });
   }
@@ -145,7 +149,8 @@ void CpuOps::RotateAndStoreKv(Tensor q, Tensor k, Tensor v, const RotaryTable* r
   const int64_t head_dim = layout.head_dim;
   TREADLE_CHECK(layout.dtype != DType::kBF16);
   TREADLE_CHECK(q.cols % head_dim == 0 && k.cols == layout.kv_heads * head_dim);
-  CheckSameShape(k, v);
+  const bool values = layout.latent_dim == 0;
+  if (values) CheckSameShape(k, v);
   TREADLE_CHECK(rotary == nullptr || 2 * rotary->half_dim <= head_dim);
   const int64_t element = static_cast<int64_t>(SizeOf(layout.dtype));
   SplitRows(pool_, q.rows, q.cols + k.cols + v.cols, [&](int64_t begin, int64_t end) {
@@ -166,15 +171,17 @@ void CpuOps::RotateAndStoreKv(Tensor q, Tensor k, Tensor v, const RotaryTable* r
         std::byte* page = kv.pages + span.pages[position / layout.page_size] * layout.PageStride();
         a.q = q.Row<float>(row);
         a.k = k.Row<float>(row);
-        a.v = v.Row<float>(row);
         if (rotary != nullptr) {
           a.cos = rotary->cos + position * rotary->half_dim;
           a.sin = rotary->sin + position * rotary->half_dim;
         }
         a.k_slot = page + slot * element;
-        a.v_slot = page + (layout.PartElements() + slot * head_dim) * element;
-        a.k_scale = reinterpret_cast<uint16_t*>(page + 2 * layout.PartBytes()) + slot;
-        a.v_scale = a.k_scale + layout.PartScales();
+        a.k_scale = reinterpret_cast<uint16_t*>(page + layout.Parts() * layout.PartBytes()) + slot;
+        if (values) {
+          a.v = v.Row<float>(row);
+          a.v_slot = page + (layout.PartElements() + slot * head_dim) * element;
+          a.v_scale = a.k_scale + layout.PartScales();
+        }
         kRotateStore[isa_](a);
       }
     }

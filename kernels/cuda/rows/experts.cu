@@ -111,6 +111,7 @@ TREADLE_KERNEL(kThreads) void MixKernel(MixParams p) {
 void CudaOps::Route(Tensor logits, const Routing& routing, Tensor ids, Tensor weights) {
   TREADLE_CHECK(logits.rows == ids.rows && weights.rows == ids.rows && weights.cols == ids.cols &&
                 ids.cols <= logits.cols);
+  TREADLE_CHECK(routing.groups == 1);  // no model with groups gets as far: HasLatents
   if (ids.rows == 0 || !Ready()) return;
   device_->Launch(RouteKernel, {.grid_x = BlocksFor(ids.rows), .threads = kThreads},
                   RouteParams{MatrixOf(logits), MatrixOf(ids), MatrixOf(weights),

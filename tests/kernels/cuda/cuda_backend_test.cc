@@ -24,8 +24,9 @@ namespace {
 // Which part of the list a type of products has to see: ops without products see it once.
 bool Concerns(const OpCase& c, DType dtype) {
   if (c.format != nullptr) return true;
-  if (c.kv.state.present()) return false;     // Backend::keeps_states
-  if (c.op == Op::kAddLowRank) return false;  // Backend::low_rank_type
+  if (c.kv.state.present()) return false;                 // Backend::keeps_states
+  if (c.kv.latent_dim > 0 || c.groups > 1) return false;  // HasLatents
+  if (c.op == Op::kAddLowRank) return false;              // Backend::low_rank_type
   return dtype == (c.kv.head_dim > 0 ? c.kv.dtype : DType::kF32);
 }
 
