@@ -43,10 +43,11 @@ std::string Product(const PageCounts& pages, const KvMemoryPlan& plan) {
   return Str(out, " = ", bytes, " bytes");
 }
 
-// " (2 x 30 layers x 3 heads x 64 elements of f16 per token)"; nothing where layers differ.
+// " (2 x 30 layers x 3 heads x 64 elements of f16 per token)", with latents without the 2; nothing
+// where layers differ.
 std::string Factors(const ModelConfig& config, const KvMemoryRequest& request) {
   if (config.local_head_dim > 0) return "";
-  return Str(" (2 x ", config.layers, " layers x ",
+  return Str(config.latent_dim > 0 ? " (" : " (2 x ", config.layers, " layers x ",
              std::max(config.kv_heads, request.tensor_parallel), " heads x ", config.head_dim,
              " elements of ", Name(request.kv_dtype),
              request.kv_dtype == DType::kI8 ? " and a scale" : "", " per token)");
@@ -68,7 +69,8 @@ KvMemoryPlan KvMemoryOf(const ModelConfig& config, const KvMemoryRequest& reques
     KvLayout layout{.kv_heads = std::max(config.KvHeads(local), request.tensor_parallel),
                     .head_dim = config.HeadDim(local),
                     .page_size = request.page_size,
-                    .dtype = request.kv_dtype};
+                    .dtype = request.kv_dtype,
+                    .latent_dim = config.latent_dim};
     if (local) layout.state = StateOf(config, config.state_key_heads);
     plan.bytes_per_page[kind] = layout.PageBytes() * config.KvLayers(begin, last, local);
     plan.bytes_per_token[kind] = plan.bytes_per_page[kind] / request.page_size;

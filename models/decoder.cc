@@ -73,7 +73,9 @@ absl::Status LayerPass::AddExperts(const LayerWeights& w) const {
   const Routing routing = {.sigmoid = architecture.sigmoid_router,
                            .normalize = config.normalized_experts,
                            .scale = static_cast<float>(config.expert_scale),
-                           .bias = Values(w.router_bias)};
+                           .bias = Values(w.router_bias),
+                           .groups = std::max<int64_t>(config.expert_groups, 1),
+                           .used_groups = std::max<int64_t>(config.used_expert_groups, 1)};
   TREADLE_RETURN_IF_ERROR(experts.Route(backend, w.router, routing, ffn_in, adapters, expert_use));
   experts.Run(backend, w.expert_gate, w.expert_up, w.expert_down, ffn_in);
   const bool shared = w.shared_gate.loaded();
@@ -107,8 +109,9 @@ absl::Status Decoder::AllocateActivations(const LoadOptions& options) {
   };
   const int64_t q_size =
       most([&](const auto& s, const auto&) { return heads_.size() * s.config.head_dim; });
-  const int64_t kv_size =
-      most([](const auto& s, const auto&) { return s.kv_heads.size() * s.config.head_dim; });
+  const int64_t kv_size = most([](const auto& s, const auto&) {
+    return s.config.latent_dim > 0 ? 0 : s.kv_heads.size() * s.config.head_dim;
+  });
   const int64_t expert_size = most(
       [](const auto& s, const auto& w) { return w.router.loaded() ? s.ffn.size() : int64_t{0}; });
   const int64_t inner_size = most([](const auto& s, const auto& w) {
@@ -142,6 +145,7 @@ absl::Status Decoder::AllocateActivations(const LoadOptions& options) {
     TREADLE_ASSIGN_OR_RETURN(q_gate_, activations_->Add(q_size));
   }
   TREADLE_RETURN_IF_ERROR(AllocateStates());
+  TREADLE_RETURN_IF_ERROR(AllocateLatents());
   if (any([](const auto& layer) { return layer.gate_up.loaded(); })) {
     TREADLE_ASSIGN_OR_RETURN(gate_up_, activations_->Add(2 * inner_size));
     gate_ = gate_up_.Cols(0, inner_size);
@@ -211,7 +215,9 @@ LayerPass Decoder::PassOf(size_t index, const KvView& kv, Communicator* ranks, T
     const int64_t cols = heads.size() * dim;
     return all.Cols(all.cols == cols ? 0 : heads.begin * dim, cols);
   };
-  const bool has_q = layer.q.loaded() || layer.qkv.loaded();
+  const bool latent = config.latent_dim > 0;
+  if (latent) OrderByHead(rows);
+  const bool has_q = (layer.q.loaded() || layer.qkv.loaded()) && !latent;
   const bool has_kv = layer.k.loaded() || layer.qkv.loaded();
   const Tensor q = made(q_, layer.q), k = has_kv ? made(k_, layer.k) : Tensor();
   return {.backend = backend_,
@@ -227,11 +233,17 @@ LayerPass Decoder::PassOf(size_t index, const KvView& kv, Communicator* ranks, T
           .q = q,
           .q_gate = q_gate_.data == nullptr ? Tensor() : sized(q_gate_, heads_.size() * dim),
           .k = k,
-          .v = has_kv ? sized(v_, kv_heads.size() * dim) : Tensor(),
+          .v = has_kv && !latent ? sized(v_, kv_heads.size() * dim) : Tensor(),
           .own_q = has_q ? own(q, heads_) : Tensor(),
           .own_k = has_kv ? own(k, kv_heads) : Tensor(),
           .qkv = layer.qkv.loaded() ? qkv_.Rows(0, rows) : Tensor(),
-          .attended = DenseTensor(attended_.data, layer.out_type, rows, heads_.size() * dim),
+          .query_latent = some(query_latent_),
+          .latent_q = some(latent_q_),
+          .by_head = some(by_head_),
+          .values = some(values_),
+          .head_rows = head_rows_,
+          .attended = DenseTensor(attended_.data, layer.out_type, rows,
+                                  heads_.size() * (latent ? config.latent_dim : dim)),
           .ffn_in = RowsAs(layer.ffn_type, normed_, rows),
           .gate = gate,
           .up = sized(up_, inner),

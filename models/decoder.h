@@ -62,11 +62,16 @@ struct LayerWeights {
   Norm layer_scale;               // [hidden]: a factor, as a norm
   Buffer sinks;                   // [heads] f32
   XieluScales xielu;              // where the activation is one
-  Linear q;                       // [heads * head_dim, hidden]; where one norm is of all: all
-  Linear k, v;                    // [kv_heads * head_dim, hidden]; likewise k
-  Linear q_gate;                  // as q, of gated attention
-  Linear qkv;                     // q, k and v as one
-  Linear out;                     // [hidden, heads * head_dim]
+  // Latent attention: what makes q's input, its norm, that of the latent, and each head's products.
+  Linear query_down;                     // [query_latent_dim, hidden]; or q reads the hidden state
+  Norm query_norm;                       // [query_latent_dim]
+  Norm latent_norm;                      // [latent_dim]
+  std::vector<Linear> key_up, value_up;  // [latent_dim, unrotated_dim], [value_dim, latent_dim]
+  Linear q;       // [heads * head_dim, hidden]; where one norm is of all: all
+  Linear k, v;    // [kv_heads * head_dim, hidden]; likewise k
+  Linear q_gate;  // as q, of gated attention
+  Linear qkv;     // q, k and v as one
+  Linear out;     // [hidden, heads * head_dim]
   // Weights of layers that keep a state.
   Linear state_input;                // [channels, hidden]
   Linear state_gate;                 // [state_heads * state_value_dim, hidden]
@@ -116,6 +121,11 @@ struct LayerPass {
   Tensor k, v;          // [num_tokens, kv_heads * head_dim]; likewise k; null: an earlier layer's
   Tensor own_q, own_k;  // the heads of q and k that are this rank's
   Tensor qkv;           // the three side by side, where one matrix makes them
+  Tensor query_latent;  // [num_tokens, query_latent_dim]; this and those below: latent attention's
+  Tensor latent_q;      // [num_tokens, heads * head_dim], queries of latents
+  Tensor by_head;       // [num_tokens, heads * most], rows of one head behind those of another
+  Tensor values;        // [num_tokens, heads * value_dim]
+  std::span<const int32_t> head_rows;  // the order of by_head, in rows of all heads
   Tensor attended;      // [num_tokens, heads * head_dim], as the next product reads it
   Tensor ffn_in;        // [num_tokens, hidden], likewise
   Tensor gate, up;      // [num_tokens, ffn_hidden]; with experts, of the one for all rows
@@ -146,6 +156,10 @@ struct LayerPass {
   // attended = softmax(q K^T / sqrt(d)) V of each head, d its size or what the model says, once k
   // and v are in the cache, where they are this layer's; q and k rotate first.
   void Attend() const;
+  // hidden += what latent attention makes of x, [num_tokens, hidden].
+  absl::Status AddLatent(const LayerWeights& weights, Tensor x) const;
+  // out = W x of each head's own W; x: [num_tokens * heads, k], out: [num_tokens * heads, n].
+  void MultiplyByHead(Tensor x, std::span<const Linear> weights, Tensor out) const;
   // hidden += what a layer that keeps a state makes of x, [num_tokens, hidden].
   absl::Status AddState(const LayerWeights& weights, Tensor x) const;
   void RotateAlone(Tensor x, const RotaryTable& by) const;
@@ -212,6 +226,11 @@ class Decoder : public Model {
                                const TensorRow& row, const std::string& name,
                                LayerWeights& weights);
   absl::Status AllocateStates();
+  absl::Status AllocateLatents();
+  // A linear layer for each of this rank's heads, whose rows lie one behind the other's.
+  absl::Status LoadByHead(WeightLoader& loader, WeightLoader::LinearSpec spec,
+                          std::vector<Linear>& heads) const;
+  void OrderByHead(int64_t rows);
   // This rank's of states: of value heads, and of channels.
   std::vector<ShardRange> ValueHeads() const;
   std::vector<ShardRange> ChannelParts() const;
@@ -260,13 +279,15 @@ class Decoder : public Model {
   ExpertRows experts_;
   AdapterRows adapters_, head_adapters_;  // of the rows of a batch, and of one call of the head
   std::unique_ptr<Activations> activations_;
-  Tensor normed_;        // [num_tokens, hidden]
-  Tensor q_;             // [num_tokens, heads * head_dim]
-  Tensor q_gate_;        // as q_, of gated attention
-  Tensor k_, v_;         // [num_tokens, kv_heads * head_dim]
-  Tensor qkv_;           // [num_tokens, (heads + 2 * kv_heads) * head_dim], instead of the three
-  Tensor attended_;      // [num_tokens, heads * head_dim]
-  Tensor gate_, up_;     // [num_tokens, ffn_hidden]
+  Tensor normed_;  // [num_tokens, hidden]
+  Tensor q_;       // [num_tokens, heads * head_dim]
+  Tensor q_gate_;  // as q_, of gated attention
+  Tensor k_, v_;   // [num_tokens, kv_heads * head_dim]
+  Tensor qkv_;     // [num_tokens, (heads + 2 * kv_heads) * head_dim], instead of the three
+  Tensor query_latent_, latent_q_, by_head_, values_;  // as LayerPass'
+  std::vector<int32_t> head_rows_;                     // of head_rows_.size() / heads rows
+  Tensor attended_;                                    // [num_tokens, heads * head_dim]
+  Tensor gate_, up_;                                   // [num_tokens, ffn_hidden]
   Tensor gate_up_;       // [num_tokens, 2 * ffn_hidden], instead of the two
   Tensor shared_scale_;  // [num_tokens, 1]
   Tensor half_;          // [num_tokens, hidden], where halves of layers are normalized

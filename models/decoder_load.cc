@@ -17,6 +17,7 @@ constexpr std::pair<Part, Linear LayerWeights::*> kLinears[] = {
     {Part::kEmbedding, &LayerWeights::embedding},
     {Part::kPositions, &LayerWeights::positions},
     {Part::kHead, &LayerWeights::head},
+    {Part::kQueryDown, &LayerWeights::query_down},
     {Part::kQ, &LayerWeights::q},
     {Part::kK, &LayerWeights::k},
     {Part::kV, &LayerWeights::v},
@@ -48,6 +49,8 @@ constexpr std::pair<Part, Norm LayerWeights::*> kNorms[] = {
     {Part::kOutputNorm, &LayerWeights::output_norm},
     {Part::kEmbeddingNorm, &LayerWeights::embedding_norm},
     {Part::kQNorm, &LayerWeights::q_norm},
+    {Part::kQueryDownNorm, &LayerWeights::query_norm},
+    {Part::kLatentNorm, &LayerWeights::latent_norm},
     {Part::kStateNorm, &LayerWeights::state_norm},
     {Part::kAttentionNorm, &LayerWeights::attention_norm},
     {Part::kPostAttentionNorm, &LayerWeights::post_attention_norm},
@@ -214,7 +217,8 @@ absl::Status Decoder::LoadTensor(WeightLoader& loader, const TensorRow& row,
     Norm& norm = weights.*MemberOf(kNorms, row.part);
     norm.kind = architecture_->norm;
     norm.cols = n;
-    norm.epsilon = config_.norm_epsilon;
+    const bool latent = row.part == Part::kQueryDownNorm || row.part == Part::kLatentNorm;
+    norm.epsilon = latent ? kLatentEpsilon : config_.norm_epsilon;
     const bool counts_from_zero = gguf || row.part == Part::kStateNorm;
     const float more = counts_from_zero ? 0 : architecture_->hugging_face_gain;
     float scale = 1;
@@ -265,6 +269,8 @@ absl::Status Decoder::LoadTensor(WeightLoader& loader, const TensorRow& row,
       .lookup_only =
           row.part == Part::kLayerEmbedding ||
           (!InLayer(row.part) && row.part != Part::kLayerInputProjection && !last_stage())};
+  if (row.part == Part::kKeyUp) return LoadByHead(loader, spec, weights.key_up);
+  if (row.part == Part::kValueUp) return LoadByHead(loader, spec, weights.value_up);
   const bool gated = row.rows == Extent::kGatedQueries && config_.gated_attention;
   if (gated || row.rows == Extent::kBetaDecay) {  // two layers in one matrix
     const std::vector<ShardRange> both = spec.rows;
@@ -296,6 +302,10 @@ std::vector<ShardRange> Decoder::PartsOf(Extent extent, const LayerShape& shape)
       return {Features(heads_, dim), Features(heads_, dim, queries)};
     case Extent::kKeys:
       return {Features(kv_heads, dim)};
+    case Extent::kOwnQueries:
+      return {Features(heads_, config.QueryDim())};
+    case Extent::kOwnValues:
+      return {Features(heads_, config.value_dim)};
     case Extent::kFused:
       return {Features(heads_, dim), Features(kv_heads, dim, queries),
               Features(kv_heads, dim, queries + keys)};
@@ -379,9 +389,11 @@ void Decoder::ChooseTypes() {
     if (normed) {
       layer.attention_type =
           InputTypeOf(backend_, {&layer.q, &layer.k, &layer.v, &layer.qkv, &layer.state_input});
+      // The rows of which more is made than products of one input.
+      if (config_.latent_dim > 0) layer.attention_type = DType::kF32;
     }
     layer.out_type = DType::kF32;
-    if (layer.out.loaded() && !config_.gated_attention) {
+    if (layer.out.loaded() && !config_.gated_attention && config_.latent_dim == 0) {
       layer.out_type = InputTypeOf(backend_, {&layer.out});
     }
     // Gather has read what experts multiply, and so has the router, which is to choose well.

@@ -30,6 +30,11 @@ absl::StatusOr<std::unique_ptr<Model>> Model::Load(const Checkpoint& checkpoint,
                          " keep a state, which the backend ", backend.name(),
                          " cannot do; expected the backend cpu");
   }
+  if (config.latent_dim > 0 && !HasLatents(backend)) {
+    return Unimplemented(checkpoint.path(), ": models of ", config.architecture,
+                         " attend over latents, which the backend ", backend.name(),
+                         " cannot do; expected the backend cpu");
+  }
   for (int64_t i = complete.layers.begin; i < complete.layers.end; ++i) {
     if (const int64_t source = config.KvSource(i); source < complete.layers.begin) {
       return InvalidArgument(checkpoint.path(), ": layers ", complete.layers.begin, " to ",

@@ -53,7 +53,8 @@ std::string Obstacle(const ModelConfig& config, const Unit& attention, const Uni
       return Str(kv_heads, " K/V heads can neither be divided by ", size,
                  " nor be held by as many ranks each");
     }
-    const int64_t columns = config.heads / size * config.HeadDim(local);
+    const int64_t dim = config.latent_dim > 0 ? config.value_dim : config.HeadDim(local);
+    const int64_t columns = config.heads / size * dim;
     if (columns % attention.columns != 0) {
       return Str(cut(attention), ", and a rank would hold ", columns);
     }
@@ -116,7 +117,8 @@ absl::Status CheckShard(const Checkpoint& checkpoint, const WeightPlan& weights,
                            " ranks, expected 1 or more");
   }
   if (size == 1) return absl::OkStatus();
-  const Unit attention = UnitOf(Extent::kQueries, checkpoint, weights);
+  const Unit attention =
+      UnitOf(config.latent_dim > 0 ? Extent::kOwnValues : Extent::kQueries, checkpoint, weights);
   const Unit ffn = UnitOf(Extent::kInner, checkpoint, weights);
   const Unit states = UnitOf(Extent::kStateValues, checkpoint, weights);
   const auto obstacle = [&](int ranks) { return Obstacle(config, attention, states, ffn, ranks); };

@@ -66,8 +66,21 @@ absl::StatusOr<std::unique_ptr<PackedMatrix>> WeightLoader::PackPart(MatrixSourc
   return backend_.Pack(source);
 }
 
-absl::StatusOr<std::unique_ptr<PackedMatrix>> WeightLoader::Pack(const StoredTensor& tensor,
-                                                                 const LinearSpec& spec) {
+absl::StatusOr<WeightLoader::PackedMatrices> WeightLoader::PackParts(const MatrixSource& whole,
+                                                                     const LinearSpec& spec,
+                                                                     bool apart) {
+  PackedMatrices matrices;
+  LinearSpec part = spec;
+  for (size_t i = 0; i < (apart ? spec.rows.size() : 1); ++i) {
+    if (apart) part.rows = {spec.rows[i]};
+    TREADLE_ASSIGN_OR_RETURN(matrices.emplace_back(), PackPart(whole, part));
+  }
+  return matrices;
+}
+
+absl::StatusOr<WeightLoader::PackedMatrices> WeightLoader::Pack(const StoredTensor& tensor,
+                                                                const LinearSpec& spec,
+                                                                bool parts_apart) {
   const bool apart = tensor.format->apart();
   const auto set_outliers = [&](MatrixConstants& constants) {
     if (options_.outlier_threshold) constants.outlier_threshold = *options_.outlier_threshold;
@@ -79,14 +92,16 @@ absl::StatusOr<std::unique_ptr<PackedMatrix>> WeightLoader::Pack(const StoredTen
   source.transposed = spec.transposed && !apart;
   set_outliers(constants);
   const QuantizeSpec* to = options_.weights.For(tensor, checkpoint_);
-  if (to == nullptr || (to->format == tensor.format && !apart)) return PackPart(source, spec);
+  if (to == nullptr || (to->format == tensor.format && !apart)) {
+    return PackParts(source, spec, parts_apart);
+  }
 
   const std::vector<int32_t> folder_rows = OrderBetween(spec.row_order, spec.folder_order);
   source.row_order = folder_rows;
   const auto pack = [&](const QuantizedMatrix& quantized) {
     MatrixSource made = quantized.source();
     made.row_order = spec.folder_order;
-    return PackPart(made, spec);
+    return PackParts(made, spec, parts_apart);
   };
   const auto named = [&](const absl::Status& status) {
     return absl::Status(status.code(), Str(checkpoint_.path(), ": tensor '", tensor.name, "' to ",
@@ -107,7 +122,7 @@ absl::StatusOr<std::unique_ptr<PackedMatrix>> WeightLoader::Pack(const StoredTen
     TREADLE_ASSIGN_OR_RETURN(const QuantizedMatrix quantized, convert());
     return pack(quantized);
   }
-  std::unique_ptr<PackedMatrix> packed;
+  PackedMatrices packed;
   TREADLE_RETURN_IF_ERROR(options_.conversion->Use(
       options_.shard.rank, convert, [&](const QuantizedMatrix& quantized) -> absl::Status {
         TREADLE_ASSIGN_OR_RETURN(packed, pack(quantized));
@@ -117,20 +132,34 @@ absl::StatusOr<std::unique_ptr<PackedMatrix>> WeightLoader::Pack(const StoredTen
 }
 
 absl::StatusOr<Linear> WeightLoader::LoadLinear(const LinearSpec& spec) {
+  TREADLE_ASSIGN_OR_RETURN(std::vector<Linear> linears, Load(spec, /*apart=*/false));
+  return std::move(linears[0]);
+}
+
+absl::StatusOr<std::vector<Linear>> WeightLoader::LoadLinears(const LinearSpec& spec) {
+  TREADLE_CHECK(!spec.bias);
+  return Load(spec, /*apart=*/true);
+}
+
+absl::StatusOr<std::vector<Linear>> WeightLoader::Load(const LinearSpec& spec, bool apart) {
   const std::string name = spec.name + ".weight";
   const StoredTensor* found = checkpoint_.Find(name);
   const bool transposed = spec.transposed && !(found != nullptr && found->format->apart());
   TREADLE_ASSIGN_OR_RETURN(const StoredTensor* tensor,
                            transposed ? checkpoint_.Require(name, {spec.k, spec.n})
                                       : checkpoint_.Require(name, {spec.n, spec.k}));
-  TREADLE_ASSIGN_OR_RETURN(std::unique_ptr<PackedMatrix> weight, Pack(*tensor, spec));
-  weight_bytes_ += weight->bytes();
+  TREADLE_ASSIGN_OR_RETURN(PackedMatrices weights, Pack(*tensor, spec, apart));
   Consumed(*tensor);
   Buffer bias;
   if (spec.bias) {
     TREADLE_ASSIGN_OR_RETURN(bias, LoadBias(spec.name + ".bias", spec));
   }
-  return Linear(std::move(weight), std::move(bias), linears_++);
+  std::vector<Linear> linears;
+  for (auto& weight : weights) {
+    weight_bytes_ += weight->bytes();
+    linears.emplace_back(std::move(weight), std::move(bias), linears_++);
+  }
+  return linears;
 }
 
 absl::StatusOr<Buffer> WeightLoader::LoadBias(const std::string& name, const LinearSpec& spec) {

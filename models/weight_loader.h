@@ -43,6 +43,8 @@ class WeightLoader {
     bool lookup_only = false;
   };
   absl::StatusOr<Linear> LoadLinear(const LinearSpec& spec);
+  // The same, as a layer for each range of spec.rows.
+  absl::StatusOr<std::vector<Linear>> LoadLinears(const LinearSpec& spec);
 
   // The one value of a vector.
   absl::StatusOr<float> LoadNumber(const std::string& name);
@@ -56,11 +58,16 @@ class WeightLoader {
   void Finish() const;                          // progress 1
 
  private:
-  absl::StatusOr<std::unique_ptr<PackedMatrix>> Pack(const StoredTensor& tensor,
-                                                     const LinearSpec& spec);
+  using PackedMatrices = std::vector<std::unique_ptr<PackedMatrix>>;
+  // A matrix of all of spec.rows, or one of each range, if `apart`.
+  absl::StatusOr<PackedMatrices> Pack(const StoredTensor& tensor, const LinearSpec& spec,
+                                      bool apart);
+  absl::StatusOr<PackedMatrices> PackParts(const MatrixSource& whole, const LinearSpec& spec,
+                                           bool apart);
   // This rank's part of a layer's matrix.
   absl::StatusOr<std::unique_ptr<PackedMatrix>> PackPart(MatrixSource whole,
                                                          const LinearSpec& spec);
+  absl::StatusOr<std::vector<Linear>> Load(const LinearSpec& spec, bool apart);
   absl::StatusOr<Buffer> LoadBias(const std::string& name, const LinearSpec& spec);
   void Consumed(const StoredTensor& tensor);
 

@@ -50,6 +50,7 @@ absl::Status CheckTrainable(const ModelConfig& config, const std::string& name,
   };
   if (architecture.layer != LlamaLayer) return refuse("a layer without gradients here");
   if (config.experts > 0) return refuse("experts");
+  if (config.latent_dim > 0) return refuse("latent attention");
   if (config.attention_every > 0) return refuse("layers that keep a state");
   if (architecture.xielu) return refuse("an activation without gradients here");
   if (config.logits_cap > 0) return refuse("bounded logits");

@@ -67,6 +67,7 @@ std::vector<OpCase> AttentionOfLayer(const ModelConfig& config) {
                 .kv = {config.kv_heads, config.head_dim, kPageSize, 0, DType::kF16},
                 .rotary_dims = config.rope_dim,
                 .sequences = std::vector<CaseSequence>(static_cast<size_t>(requests), each)};
+    c.kv.latent_dim = config.latent_dim;
     c.rows = requests * each.rows;
     c.name =
         Str(Name(op), "/requests=", requests, "/rows=", each.rows, "/at=", each.first_position);

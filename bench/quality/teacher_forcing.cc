@@ -26,6 +26,7 @@ absl::StatusOr<std::unique_ptr<TeacherForcedModel>> TeacherForcedModel::Create(
   const ModelConfig& config = out->model_->config();
   out->layout_ = {config.kv_heads, config.head_dim, kDefaultPageSize,
                   (options.window + kDefaultPageSize - 1) / kDefaultPageSize, options.kv_dtype};
+  out->layout_.latent_dim = config.latent_dim;
   out->window_layout_ = out->layout_;
   out->window_layout_.kv_heads = config.KvHeads(/*local=*/true);
   out->window_layout_.head_dim = config.HeadDim(/*local=*/true);

@@ -158,7 +158,8 @@ Roofline::Terms Roofline::TermsOf(const IterationPlan& plan, int64_t padding, in
   terms.weights = weights / bandwidth;
   terms.operations = (at.operations * rows + at.head_operations * samples) / operations;
   const double row_bytes =
-      2.0 * static_cast<double>(std::max(config_.kv_heads, options_.tensor_parallel)) *
+      (config_.latent_dim > 0 ? 1.0 : 2.0) *
+      static_cast<double>(std::max(config_.kv_heads, options_.tensor_parallel)) *
       static_cast<double>(config_.head_dim * SizeOf(options_.kv_dtype)) / ranks;
   const double row_operations = 4.0 * static_cast<double>(config_.heads * config_.head_dim) / ranks;
   for (const auto& [layers, window] : {std::pair(at.layers - at.local_layers, int64_t{0}),

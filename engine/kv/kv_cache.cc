@@ -64,7 +64,8 @@ absl::StatusOr<KvCache> KvCache::Create(Backend& backend, const Model& model,
                      .num_pages = options.num_pages[kind],
                      .dtype = options.dtype,
                      .key_order = backend.key_order(),
-                     .layers = layers[kind]};
+                     .layers = layers[kind],
+                     .latent_dim = config.latent_dim};
     if (kind == PageKind::kWindow) layouts[kind].state = model.state_layout();
     int64_t of_kind = 0;
     if (__builtin_mul_overflow(layouts[kind].PageStride(), options.num_pages[kind], &of_kind) ||

@@ -202,7 +202,8 @@ absl::StatusOr<TensorName> AdapterReader::FindMatrix(const std::string& name) co
   const bool is_matrix = found.row != nullptr && found.row->columns != Extent::kNone &&
                          !found.row->bare && found.row->part != Part::kConvolution;
   const bool served = is_matrix && found.row->part != Part::kPositions &&
-                      found.row->part != Part::kLayerEmbedding &&
+                      found.row->part != Part::kLayerEmbedding && found.row->part != Part::kKeyUp &&
+                      found.row->part != Part::kValueUp &&
                       found.row->part != Part::kLayerInputProjection;
   const bool whole = found.row != nullptr && InExperts(found.row->part) && found.expert.empty();
   if (!served || whole || !number(found.layer, config_.layers) ||

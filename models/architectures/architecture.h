@@ -36,8 +36,13 @@ enum class Part {
   kHead,
   kAttentionNorm,
   kQkv,
+  kQueryDown,  // of latent attention: what queries are made of, and its norm
+  kQueryDownNorm,
   kQ,
-  kK,
+  kK,  // of latent attention: the rotated features, then the latent
+  kLatentNorm,
+  kKeyUp,    // of each head, what makes of its query one of latents
+  kValueUp,  // of each head, what makes values of latents
   kV,
   kQNorm,
   kKNorm,
@@ -105,6 +110,9 @@ enum class Extent {
   kContext,
   kExperts,
   kOne,
+  kQueryLatent,  // ModelConfig's query_latent_dim, latent_dim and unrotated_dim
+  kLatent,
+  kUnrotated,
   kTokens,       // the vocabulary, on every rank
   kLayerInput,   // features of a layer's own embedding
   kLayerInputs,  // of all layers' together
@@ -113,16 +121,19 @@ enum class Extent {
   kVocab,        // from here on, divided among ranks
   kHeads,
   kQueries,
-  kGatedQueries,  // of each head its query, then its gate
-  kKeys,          // or values
-  kFused,         // queries, keys and values
-  kStateHeads,    // value heads of a state
-  kBetaDecay,     // of each key head a beta of each of its value heads, then their decays
-  kStateValues,   // their features
-  kChannels,      // queries, keys and values of a state
-  kInner,         // features of the feed-forward network, or of an expert
-  kSharedInner,   // features of the expert for all rows
-  kGateUp         // the gate's, then as many of what it gates
+  kGatedQueries,   // of each head its query, then its gate
+  kOwnQueries,     // of latent attention: of each head the rotated features, then the others
+  kLatentQueries,  // a latent's features for each head
+  kOwnValues,      // each head's values
+  kKeys,           // or values
+  kFused,          // queries, keys and values
+  kStateHeads,     // value heads of a state
+  kBetaDecay,      // of each key head a beta of each of its value heads, then their decays
+  kStateValues,    // their features
+  kChannels,       // queries, keys and values of a state
+  kInner,          // features of the feed-forward network, or of an expert
+  kSharedInner,    // features of the expert for all rows
+  kGateUp          // the gate's, then as many of what it gates
 };
 int64_t SizeOf(Extent extent, const ModelConfig& config);
 
@@ -238,6 +249,8 @@ struct Architecture {
   bool dense_first = false;                // ModelConfig::dense_layers
   bool shared_expert = false;              // beside them (ModelConfig::shared_hidden)
   bool sigmoid_router = false;             // Routing::sigmoid
+  bool grouped_experts = false;            // Routing::groups; and ModelConfig::shared_experts
+  bool latent = false;                     // latent attention (ModelConfig::latent_dim)
   bool unnormalized_experts = false;  // no ModelConfig::normalized_experts, where a file is silent
   float swiglu_limit = 0;             // of experts (Backend::ClampedSwiGlu); 0: SwiGLU
   FusedExperts hugging_face_experts = FusedExperts::kNever;
@@ -268,14 +281,18 @@ inline constexpr std::string_view kGgufXielu = "xielu.";
 // of which scale the usual one is divided (transformers' mscale_all_dim).
 inline constexpr const char* kQueryBeta = "attention.temperature_scale";
 inline constexpr const char* kYarnDivisor = "yarn_log_multiplier";
+// With latent attention it is Yarn::score_scale times so much (llama.cpp's converter).
+inline constexpr double kGgufScoreScale = 0.1;
+// The epsilon of norms of latents, whatever that of the others (DeepSeek's and transformers' code).
+inline constexpr float kLatentEpsilon = 1e-6f;
 
 // All that there are.
 std::span<const Architecture> Architectures();
 // Null if unknown.
 const Architecture* FindArchitecture(std::string_view name);
-// The one that a GGUF file means by the name, `experts`: if it says how many there are. Null if
-// unknown.
-const Architecture* FindGgufArchitecture(std::string_view name, bool experts);
+// The one that a GGUF file means by the name, `experts`: if it says how many there are, `sigmoid`:
+// whose routers score by sigmoids. Null if unknown.
+const Architecture* FindGgufArchitecture(std::string_view name, bool experts, bool sigmoid);
 // The architecture of a checkpoint's model. It is known: opening the checkpoint checks that.
 const Architecture& ArchitectureOf(const ModelConfig& config);
 // "llama, gpt2"

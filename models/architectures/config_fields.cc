@@ -31,9 +31,13 @@ constexpr bool (*kExperts)(const Architecture&) = [](const Architecture& a) { re
 constexpr bool (*kShared)(const Architecture&) = [](const Architecture& a) {
   return a.shared_expert;
 };
+constexpr bool (*kLatent)(const Architecture&) = [](const Architecture& a) { return a.latent; };
+constexpr bool (*kGrouped)(const Architecture&) = [](const Architecture& a) {
+  return a.grouped_experts;
+};
 constexpr bool (*kDense)(const Architecture&) = [](const Architecture& a) { return a.dense_first; };
-constexpr bool (*kSigmoid)(const Architecture&) = [](const Architecture& a) {
-  return a.sigmoid_router;
+constexpr bool (*kScaled)(const Architecture&) = [](const Architecture& a) {
+  return a.sigmoid_router || a.grouped_experts;
 };
 
 // Families that say in config.json whether halves of a layer follow each other.
@@ -86,6 +90,14 @@ constexpr ConfigField<C> kModel[] = {
     {"rope_dim", &C::rope_dim, "rotated elements of a head", 2, 1 << 12, nullptr,
      "rope.dimension_count", kRotary,
      [](const C& c) { return ArchitectureOf(c).rotary ? c.head_dim : 0; }},
+    {"latent_dim", &C::latent_dim, "size of latents", 1, 1 << 12, "kv_lora_rank",
+     "attention.kv_lora_rank", kLatent},
+    {"unrotated_dim", &C::unrotated_dim, "unrotated elements of a head", 1, 1 << 12,
+     "qk_nope_head_dim", nullptr, kLatent},
+    {"value_dim", &C::value_dim, "size of a head's values", 1, 1 << 12, "v_head_dim", nullptr,
+     kLatent},
+    {"query_latent_dim", &C::query_latent_dim, "size of queries' latents", 0, 1 << 16,
+     "q_lora_rank", "attention.q_lora_rank", kLatent},
     {"rope_linear_factor", &C::rope_linear_factor, "rope scaling: linear factor", kSmallest,
      kLargest},
     {"window", &C::window, "sliding window", 1, 1 << 24, "sliding_window", nullptr, kLocal},
@@ -103,9 +115,15 @@ constexpr ConfigField<C> kModel[] = {
     {"normalized_experts", &C::normalized_experts, nullptr, 0, 0, nullptr, "expert_weights_norm",
      kExperts, [](const C& c) { return int64_t{!ArchitectureOf(c).unnormalized_experts}; }},
     {"expert_scale", &C::expert_scale, "scale of experts' weights", kSmallest, kLargest,
-     "routed_scaling_factor", "expert_weights_scale", kSigmoid},
+     "routed_scaling_factor", "expert_weights_scale", kScaled},
+    {"expert_groups", &C::expert_groups, "groups of experts", 1, 1 << 12, "n_group",
+     "expert_group_count", kGrouped},
+    {"used_expert_groups", &C::used_expert_groups, "groups of experts per token", 1, 1 << 12,
+     "topk_group", "expert_group_used_count", kGrouped},
     {"shared_hidden", &C::shared_hidden, "feed-forward size of the shared expert", 0, 1 << 22,
      "shared_expert_intermediate_size", "expert_shared_feed_forward_length", kShared},
+    {"shared_experts", &C::shared_experts, "shared experts", 0, 1 << 12, "n_shared_experts",
+     "expert_shared_count", kGrouped},
     {"dense_layers", &C::dense_layers, "layers without experts", 0, 1 << 12,
      "first_k_dense_replace", "leading_dense_block_count", kDense},
     {"dense_hidden", &C::dense_hidden, "feed-forward size of layers without experts", 1, 1 << 22,
@@ -163,7 +181,8 @@ constexpr ConfigField<Yarn> kYarn[] = {
     {"truncate", &Yarn::truncate, nullptr, 0, 0, "truncate", "yarn_truncate"},
     {"attention_factor", &Yarn::attention_factor, "attention_factor", kSmallest, kLargest,
      "attention_factor"},
-    {"query_beta", &Yarn::query_beta, "llama_4_scaling_beta", 0, kLargest, "llama_4_scaling_beta"}};
+    {"query_beta", &Yarn::query_beta, "llama_4_scaling_beta", 0, kLargest, "llama_4_scaling_beta"},
+    {"score_scale", &Yarn::score_scale, "mscale_all_dim", 0, kLargest, "mscale_all_dim"}};
 
 // Members of an aggregate: with how many values, of any types, it can be initialized.
 struct AnyValue {

@@ -44,6 +44,9 @@ struct Yarn {
   double attention_factor = 1;  // of rotated queries and of rotated keys
   // Queries at position p are multiplied by 1 + query_beta ln(1 + floor(p / original_context)).
   double query_beta = 0;
+  // Of latent attention: scores are multiplied by the square of AttentionFactor(factor, this).
+  // 0: they are not.
+  double score_scale = 0;
 
   bool operator==(const Yarn&) const = default;
   // The attention factor, where nothing says another.
@@ -85,6 +88,15 @@ struct ModelConfig {
   std::optional<LongRope> long_rope;
   std::optional<Yarn> yarn;
 
+  // Latent attention (DeepSeek-AI 2024, DeepSeek-V2, section 2.1): the cache holds of a position
+  // rope_dim rotated features and latent_dim ones of a latent, as one K/V head of head_dim, of
+  // which each head makes keys and values of its own. 0: none.
+  int64_t latent_dim = 0;
+  int64_t unrotated_dim = 0;     // of each head's query and key, besides rope_dim
+  int64_t value_dim = 0;         // of each head's values
+  int64_t query_latent_dim = 0;  // of what queries are made of; 0: the hidden state
+  int64_t QueryDim() const { return unrotated_dim + rope_dim; }
+
   // Local layers see a window of positions; others are global: the first `global_layers`, and of
   // every `global_every` the last.
   int64_t window = 0;  // 0: no layer is local
@@ -107,9 +119,12 @@ struct ModelConfig {
   int64_t experts_per_token = 0;
   bool normalized_experts = true;  // weights are a softmax over those chosen; else over all
   double expert_scale = 1;         // of the weights of a row's experts (Routing::scale)
-  int64_t shared_hidden = 0;       // inner features of an expert for all rows; 0: there is none
-  int64_t dense_layers = 0;        // the first ones, which have a network for all rows instead
-  int64_t dense_hidden = 0;        // its inner features
+  int64_t expert_groups = 1;       // Routing::groups and used_groups
+  int64_t used_expert_groups = 1;
+  int64_t shared_hidden = 0;   // inner features of an expert for all rows; 0: there is none
+  int64_t shared_experts = 0;  // so many of ffn_hidden each, side by side; 0: files say a size
+  int64_t dense_layers = 0;    // the first ones, which have a network for all rows instead
+  int64_t dense_hidden = 0;    // its inner features
   bool Mixes(int64_t layer) const { return experts > 0 && layer >= dense_layers; }
 
   // Layers that keep a state of fixed size instead of K and V (kernels/state_layout.h): all but the

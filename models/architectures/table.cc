@@ -5,7 +5,7 @@
 #include "models/architectures/apertus.h"
 #include "models/architectures/architecture.h"
 #include "models/architectures/bloom.h"
-#include "models/architectures/ernie.h"
+#include "models/architectures/deepseek.h"
 #include "models/architectures/exaone4.h"
 #include "models/architectures/experts.h"
 #include "models/architectures/falcon.h"
@@ -18,23 +18,24 @@
 #include "models/architectures/granite.h"
 #include "models/architectures/hunyuan.h"
 #include "models/architectures/llama.h"
+#include "models/architectures/llama_like.h"
 #include "models/architectures/ministral3.h"
 #include "models/architectures/olmo.h"
 #include "models/architectures/opt.h"
 #include "models/architectures/phi3.h"
 #include "models/architectures/qwen.h"
 #include "models/architectures/qwen35.h"
-#include "models/architectures/seed_oss.h"
 #include "models/architectures/smollm3.h"
 
 namespace treadle {
 namespace {
 
 constexpr Architecture kArchitectures[] = {
-    kLlama,   kGpt2,    kQwen2,    kQwen3,     kGptNeoX,   kOpt,     kFalcon,     kPhi3,
-    kGemma3,  kBloom,   kMixtral,  kQwen3Moe,  kGptOss,    kSmolLm3, kGranite,    kGranite4,
-    kOlmo2,   kSeedOss, kGlm4,     kExaone4,   kErnie45,   kHunyuan, kMinistral3, kGemma4,
-    kApertus, kQwen35,  kQwen2Moe, kQwen35Moe, kQwen3Next, kGlm4Moe, kMiniMaxM2};
+    kLlama,     kGpt2,       kQwen2,     kQwen3,     kGptNeoX,  kOpt,      kFalcon,
+    kPhi3,      kGemma3,     kBloom,     kMixtral,   kQwen3Moe, kGptOss,   kSmolLm3,
+    kGranite,   kGranite4,   kOlmo2,     kSeedOss,   kGlm4,     kExaone4,  kErnie45,
+    kHunyuan,   kMinistral3, kGemma4,    kApertus,   kQwen35,   kQwen2Moe, kQwen35Moe,
+    kQwen3Next, kGlm4Moe,    kMiniMaxM2, kDeepseek2, kDeepseek3};
 
 constexpr std::string_view kGgufLayers = "blk.";
 
@@ -69,10 +70,14 @@ const Architecture* FindArchitecture(std::string_view name) {
   return found == std::end(kArchitectures) ? nullptr : found;
 }
 
-const Architecture* FindGgufArchitecture(std::string_view name, bool experts) {
+const Architecture* FindGgufArchitecture(std::string_view name, bool experts, bool sigmoid) {
   const Architecture* found = nullptr;
   for (const Architecture& row : kArchitectures) {
-    if (row.GgufName() == name && (found == nullptr || row.experts == experts)) found = &row;
+    if (row.GgufName() != name) continue;
+    const auto differs = [&](const Architecture& from) {
+      return 2 * (from.experts != experts) + (from.sigmoid_router != sigmoid);
+    };
+    if (found == nullptr || differs(row) < differs(*found)) found = &row;
   }
   return found;
 }
@@ -109,6 +114,18 @@ int64_t SizeOf(Extent extent, const ModelConfig& config) {
       return config.context + ArchitectureOf(config).position_offset;
     case Extent::kExperts:
       return config.experts;
+    case Extent::kQueryLatent:
+      return config.query_latent_dim;
+    case Extent::kLatent:
+      return config.latent_dim;
+    case Extent::kUnrotated:
+      return config.unrotated_dim;
+    case Extent::kOwnQueries:
+      return config.heads * config.QueryDim();
+    case Extent::kLatentQueries:
+      return config.heads * config.latent_dim;
+    case Extent::kOwnValues:
+      return config.heads * config.value_dim;
     case Extent::kTokens:
     case Extent::kVocab:
       return config.vocab;
@@ -153,6 +170,15 @@ void CompleteConfig(ModelConfig& config) {
     config.unrotated_every = architecture.unrotated_every(config);
   }
   config.gated_attention = architecture.gated_attention;
+  if (architecture.latent) {
+    config.kv_heads = 1;
+    config.head_dim = config.latent_dim + config.rope_dim;
+    config.query_scalar = config.QueryDim();
+  }
+  if (architecture.grouped_experts) {
+    const bool in_range = config.shared_experts <= 1 << 12 && config.ffn_hidden <= 1 << 22;
+    config.shared_hidden = in_range ? config.shared_experts * config.ffn_hidden : 0;
+  }
   if (architecture.embedding_multiplied) {
     config.embedding_multiplier = std::sqrt(static_cast<double>(config.hidden));
   }
@@ -280,11 +306,16 @@ std::vector<int32_t> FileRowOrder(const TensorRow& row, const ModelConfig& confi
   if (row.rows == Extent::kBetaDecay) return DecaysLast(config);
   const bool pairs = folder ? architecture.hugging_face_pairs : architecture.gguf_pairs;
   if (!pairs || (row.part != Part::kQ && row.part != Part::kK)) return order;
-  const int64_t half = config.rope_dim / 2;
-  for (int64_t first = 0; first < SizeOf(row.rows, config); first += config.head_dim) {
-    for (int64_t i = 0; i < config.head_dim; ++i) {
-      const int64_t pair = i < half ? 2 * i : i < config.rope_dim ? 2 * (i - half) + 1 : i;
-      order.push_back(static_cast<int32_t>(first + pair));
+  // Files have the rotated features of latent attention behind the others.
+  const int64_t half = config.rope_dim / 2, rotated = config.rope_dim;
+  const int64_t dim =
+      architecture.latent && row.part == Part::kQ ? config.QueryDim() : config.head_dim;
+  const int64_t before = architecture.latent ? dim - rotated : 0;
+  for (int64_t first = 0; first < SizeOf(row.rows, config); first += dim) {
+    for (int64_t i = 0; i < dim; ++i) {
+      const int64_t pair = i < half ? 2 * i : 2 * (i - half) + 1;
+      const int64_t from = i < rotated ? before + pair : i - (architecture.latent ? rotated : 0);
+      order.push_back(static_cast<int32_t>(first + from));
     }
   }
   return order;

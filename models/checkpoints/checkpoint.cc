@@ -233,6 +233,24 @@ absl::Status Checkpoint::CheckConsistency() const {
     return InvalidArgument(path_, ": experts per token is ", config_.experts_per_token,
                            ", expected 1 to ", config_.experts);
   }
+  const bool as_latents = config_.latent_dim > 0 && config_.kv_heads == 1 &&
+                          config_.head_dim == config_.latent_dim + config_.rope_dim;
+  if (architecture->latent ? !as_latents : config_.latent_dim != 0) {
+    return InvalidArgument(path_, ": ", config_.kv_heads, " K/V heads of ", config_.head_dim,
+                           " and latents of ", config_.latent_dim, ", not those of ",
+                           architecture->name);
+  }
+  const int64_t groups = config_.expert_groups, used = config_.used_expert_groups;
+  if (groups > 1) {
+    const int64_t each = config_.experts / groups;
+    const int64_t least = architecture->sigmoid_router ? 2 : 1;  // Backend::Route's
+    if (config_.experts % groups != 0 || each < least || used > groups ||
+        config_.experts_per_token > used * each) {
+      return InvalidArgument(path_, ": ", used, " of ", groups, " groups of ", config_.experts,
+                             " experts for ", config_.experts_per_token, " per token, expected ",
+                             "equal groups of at least ", least, " that have as many");
+    }
+  }
   if (!architecture->experts && config_.experts != 0) {
     return InvalidArgument(path_, ": experts is ", config_.experts, ", expected none of ",
                            architecture->name);

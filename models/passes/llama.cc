@@ -39,6 +39,10 @@ absl::Status LlamaLayer(const LayerPass& p, const LayerWeights& w) {
     TREADLE_RETURN_IF_ERROR(p.AddState(w, attention_in));
     return FeedForward(p, w);
   }
+  if (!w.key_up.empty()) {
+    TREADLE_RETURN_IF_ERROR(p.AddLatent(w, attention_in));
+    return FeedForward(p, w);
+  }
   if (w.qkv.loaded()) {
     p.MatMul(attention_in, {w.qkv.To(p.qkv)});
   } else if (w.q_gate.loaded()) {

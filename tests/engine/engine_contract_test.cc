@@ -32,6 +32,7 @@ struct TinyFiles {
     window = Write("llama", 18);
     windows = Write("gemma3", 0);
     states = Write("qwen35", 0);
+    latents = Write("deepseek3", 0);
     heads = Write("gemma4", 0);
     shared = Write("gemma4", 0, 2);
   }
@@ -48,6 +49,7 @@ struct TinyFiles {
   TestFolder own;
   std::string llama, window, windows;  // no layer's, each layer's, each second layer's
   std::string states;                  // each second layer keeps one
+  std::string latents;                 // of which K and V are made
   // These have heads of another size in each second layer; the last two read K/V of the others.
   std::string heads, shared;
 };
@@ -390,6 +392,16 @@ TEST_P(EngineContract, RingsOfPagesDoNotMatter) {
     for (auto& driven : requests) driven.request.top_logprobs = 3;
     ExpectAsAlone(GetParam(), path, options, requests);
   }
+}
+
+// Neither do other requests, chunks, stages and candidates that share pages where pages hold
+// latents.
+TEST_P(EngineContract, LatentsAreAsAlone) {
+  if (GetParam().gpus) GTEST_SKIP() << "HasLatents";
+  auto requests = RandomRequests(5, 10, TinyVocabulary(), 70, 8);
+  requests[0].candidates = 3;
+  for (auto& driven : requests) driven.request.top_logprobs = 3;
+  ExpectAsAlone(GetParam(), Tiny().latents, Options(), requests);
 }
 
 // A prompt's pooled hidden states, in chunks of these sizes, beside a sequence that decodes.

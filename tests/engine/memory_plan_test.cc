@@ -40,6 +40,19 @@ TEST(KvMemoryPlan, GivenBytesAreUsedWholePageByWholePage) {
             "K/V cache: 142 pages of 32 tokens x 23040 bytes = 104693760 bytes (100 MiB)");
 }
 
+// DeepSeek V2 Lite: 27 layers x (512 + 64) elements, once, x 2 bytes; on each of two ranks all.
+TEST(KvMemoryPlan, LatentsAreStoredOnce) {
+  const auto checkpoint = Checkpoint::Open("random:deepseek-v2-lite");
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  KvMemoryRequest request = Request(100 << 20, 0);
+  for (const int64_t ranks : {1, 2}) {
+    request.tensor_parallel = ranks;
+    const auto plan = PlanKvMemory((*checkpoint)->config(), request);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_EQ(plan->bytes_per_token, ranks * 27 * 576 * 2);
+  }
+}
+
 TEST(KvMemoryPlan, GivenBytesThatAreNotThereAreRefused) {
   const auto plan = PlanKvMemory(SmolLm2(), Request(int64_t{500} << 30, int64_t{23} << 30));
   EXPECT_EQ(plan.status().code(), absl::StatusCode::kResourceExhausted);

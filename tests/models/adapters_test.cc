@@ -126,9 +126,9 @@ TEST_P(PeftLogits, AreThoseOfGgufFiles) {
 
 INSTANTIATE_TEST_SUITE_P(All, PeftLogits,
                          ::testing::Values("llama", "llama-second", "llama-bf16", "qwen3", "gpt2",
-                                           "gptneox", "gemma3", "granite", "phi3", "soft-llama",
-                                           "soft-gemma3", "soft-gemma4", "soft-granite",
-                                           "soft-gpt2", "soft-qwen35"),
+                                           "gptneox", "gemma3", "granite", "phi3", "deepseek3",
+                                           "soft-llama", "soft-gemma3", "soft-gemma4",
+                                           "soft-granite", "soft-gpt2", "soft-qwen35"),
                          [](const auto& info) { return Identifier(info.param); });
 
 // Factors of floats have 16 bits where activations have them: two of F16 lose 2^-11 of a product,
@@ -256,6 +256,27 @@ TEST_F(AdapterFiles, TensorsThatFitNothingAreRefusedByName) {
   EXPECT_THAT(RefusalOf("layers.1.mlp.up_proj.lora_B", "layers.2.mlp.up_proj.lora_B"),
               HasSubstr("'model.layers.2.mlp.up_proj.weight' is no matrix of a llama model with 2 "
                         "layers that an adapter can change"));
+}
+
+// The two matrices that kv_b_proj is read as.
+TEST(LatentAdapters, KeysAndValuesOfLatentsAreRefusedByName) {
+  const TestFolder folder;
+  std::filesystem::copy(kAdapters + "deepseek3", folder.Folder("a"),
+                        std::filesystem::copy_options::recursive);
+  const auto checkpoint = Checkpoint::Open(kModels + "deepseek3");
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  const std::string bytes = folder.Read("a/adapter_model.safetensors");
+  const std::string_view own = "q_a_proj";
+  for (const std::string_view other : {"k_b_proj", "v_b_proj"}) {
+    std::string changed = bytes;
+    for (size_t at = 0; (at = changed.find(own, at)) != bytes.npos; ++at) {
+      changed.replace(at, own.size(), other);
+    }
+    folder.Write("a/adapter_model.safetensors", changed);
+    const auto opened = AdapterFile::Open(folder / "a", (*checkpoint)->config());
+    EXPECT_THAT(std::string(opened.status().message()),
+                HasSubstr(Str("self_attn.", other, ".weight' is no matrix of a deepseek3 model")));
+  }
 }
 
 TEST_F(AdapterFiles, OfAnotherModelAreRefused) {

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "kernels/cpu/cpu_backend.h"
+#include "models/architectures/deepseek.h"
 #include "models/architectures/glm4.h"
 #include "models/architectures/qwen35.h"
 #include "models/checkpoints/gguf/gguf_file.h"
@@ -34,7 +35,8 @@ TEST_F(Experts, ARowsResultIsItsOwn) {
   std::vector<int32_t> ids;
   for (int32_t i = 0; i < 60; ++i) ids.push_back(i * i * 31 % TinyVocabulary());
   for (const Architecture* architecture :
-       {&kMixtral, &kQwen3Moe, &kQwen2Moe, &kQwen35Moe, &kQwen3Next, &kGlm4Moe, &kMiniMaxM2}) {
+       {&kMixtral, &kQwen3Moe, &kQwen2Moe, &kQwen35Moe, &kQwen3Next, &kGlm4Moe, &kMiniMaxM2,
+        &kDeepseek2, &kDeepseek3}) {
     const auto checkpoint = Checkpoint::Open(TinyGguf(*architecture, Options(true)));
     ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
     for (const auto& [compute, weights] : {std::pair(ComputeMode::kExact, "nf4"),

@@ -130,13 +130,18 @@ TEST_P(TransformersLogits, AreOurs) {
 
 // .gguf files of the same models, as the gguf package or llama.cpp's converter writes them.
 TEST(GgufPackage, FilesGiveTheLogitsOfTransformers) {
-  for (const char* name : {"qwen2-window", "qwen3-tied", "gptneox",   "falcon-grouped", "phi3-long",
-                           "gemma3",       "bloom",      "mixtral",   "qwen3moe",       "gptoss",
-                           "smollm3-tied", "granite",    "granite4",  "olmo2",          "olmo3",
-                           "seed-oss",     "glm4",       "exaone4",   "ernie45",        "hunyuan",
-                           "ministral3",   "phi4-mini",  "gemma4",    "gemma4-large",   "apertus",
-                           "qwen35",       "qwen2moe",   "qwen35moe", "qwen3next",      "glm4moe",
-                           "minimax-m2"}) {
+  for (const char* name : {"qwen2-window",   "qwen3-tied",   "gptneox",
+                           "falcon-grouped", "phi3-long",    "gemma3",
+                           "bloom",          "mixtral",      "qwen3moe",
+                           "gptoss",         "smollm3-tied", "granite",
+                           "granite4",       "olmo2",        "olmo3",
+                           "seed-oss",       "glm4",         "exaone4",
+                           "ernie45",        "hunyuan",      "ministral3",
+                           "phi4-mini",      "gemma4",       "gemma4-large",
+                           "apertus",        "qwen35",       "qwen2moe",
+                           "qwen35moe",      "qwen3next",    "glm4moe",
+                           "minimax-m2",     "deepseek2",    "deepseek2-grouped",
+                           "deepseek3",      "glm47flash"}) {
     SCOPED_TRACE(name);
     const std::string folder = std::string(TREADLE_TESTDATA "/models/") + name;
     const Oracle oracle = ReadOracle(folder);
@@ -174,7 +179,8 @@ INSTANTIATE_TEST_SUITE_P(
                           "granite4", "olmo2", "olmo3", "seed-oss", "glm4", "exaone4",
                           "exaone4-global", "ernie45", "hunyuan", "ministral3", "phi4-mini",
                           "gemma4", "gemma4-large", "apertus", "qwen35", "qwen35-tied", "qwen2moe",
-                          "qwen35moe", "qwen3next", "glm4moe", "glm4moe-air", "minimax-m2"),
+                          "qwen35moe", "qwen3next", "glm4moe", "glm4moe-air", "minimax-m2",
+                          "deepseek2", "deepseek2-grouped", "deepseek3", "glm47flash"),
         ::testing::ValuesIn(kDevices)),
     [](const auto& info) {
       return Identifier(Str(std::get<0>(info.param), "_", std::get<1>(info.param).name));
@@ -242,7 +248,8 @@ TEST_F(TinyModels, LayerRangesGiveWhatTheWholeModelGives) {
     for (int32_t i = 0; i < rows; ++i) positions.push_back(i);
     const int32_t pages[] = {0, 1};
     const SequenceSpan sequence = {0, static_cast<int32_t>(rows), 0, pages};
-    const KvLayout layout = {config.kv_heads, config.head_dim, 16, 2, DType::kF32};
+    KvLayout layout = {config.kv_heads, config.head_dim, 16, 2, DType::kF32};
+    layout.latent_dim = config.latent_dim;
     const KvLayout window_layout = {config.KvHeads(/*local=*/true), config.HeadDim(/*local=*/true),
                                     16, 2, DType::kF32};
     const auto options_of = [&](LayerRange range) {

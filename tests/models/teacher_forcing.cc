@@ -43,6 +43,7 @@ absl::StatusOr<std::unique_ptr<TeacherForcing>> TeacherForcing::Create(
                   .num_pages = (max_tokens + kPageSize - 1) / kPageSize,
                   .dtype = options.kv_dtype,
                   .key_order = out->backend_->key_order()};
+  out->layout_.latent_dim = config.latent_dim;
   out->window_layout_ = out->layout_;
   out->window_layout_.kv_heads = config.KvHeads(/*local=*/true);
   out->window_layout_.head_dim = config.HeadDim(/*local=*/true);

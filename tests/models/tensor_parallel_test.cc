@@ -76,7 +76,8 @@ absl::Status RunRank(Model* model, const Setting& setting, Communicator* ranks,
   const auto tokens = static_cast<int64_t>(ids.size());
   const ModelConfig& config = model->config();
   const int64_t pages = (tokens + kPageSize - 1) / kPageSize;
-  const KvLayout layout = {model->kv_heads(), config.head_dim, kPageSize, pages, DType::kF32};
+  KvLayout layout = {model->kv_heads(), config.head_dim, kPageSize, pages, DType::kF32};
+  layout.latent_dim = config.latent_dim;
   KvLayout window_layout = layout;
   window_layout.kv_heads = model->local_kv_heads();
   window_layout.head_dim = config.HeadDim(/*local=*/true);

@@ -36,6 +36,8 @@ CASES = {
                                                                  "dense_4h_to_h"]), "float32"),
     "gemma3": ("gemma3", dict(r=4, lora_alpha=8, target_modules=LINEARS + ["embed_tokens"]), "float32"),
     "granite": ("granite", dict(r=4, lora_alpha=3, target_modules=LINEARS), "float32"),
+    "deepseek3": ("deepseek3", dict(r=4, lora_alpha=8, target_modules=["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa",
+                                                                       "o_proj"]), "float32"),
     "phi3": ("phi3", dict(r=4, lora_alpha=8, target_modules=["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]),
              "float32"),
 }
@@ -63,10 +65,11 @@ def main():
         folder = f"{OUT}/{name}"
         torch.manual_seed(sum(map(ord, name)))
         ids = json.load(open(f"{MODELS}/{base}/oracle.json"))["token_ids"]
+        how = dict(experts_implementation="eager") if base == "deepseek3" else {}
         config = (PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=settings) if soft else
                   LoraConfig(base_model_name_or_path=base, task_type="CAUSAL_LM", **settings))
         model = get_peft_model(transformers.AutoModelForCausalLM.from_pretrained(
-            f"{MODELS}/{base}", dtype=torch.float32, attn_implementation="eager"), config)
+            f"{MODELS}/{base}", dtype=torch.float32, attn_implementation="eager", **how), config)
         for key, value in model.named_parameters():
             if "lora_" in key:
                 inner = "lora_A" in key or "embedding_A" in key

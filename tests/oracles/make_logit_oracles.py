@@ -28,7 +28,8 @@ GGUF = ["qwen2-window", "qwen3-tied", "gptneox", "falcon-grouped", "phi3-long", 
         "qwen3moe", "gptoss"]  # .gguf files too
 CONVERTED = ["smollm3-tied", "granite", "granite4", "olmo2", "olmo3", "seed-oss", "glm4", "exaone4", "ernie45",
              "hunyuan", "ministral3", "phi4-mini", "gemma4", "gemma4-large", "apertus",
-             "qwen35", "qwen2moe", "qwen35moe", "qwen3next", "glm4moe", "minimax-m2"]  # these by llama.cpp's converter
+             "qwen35", "qwen2moe", "qwen35moe", "qwen3next", "glm4moe", "minimax-m2", "deepseek2", "deepseek2-grouped",
+             "deepseek3", "glm47flash"]  # these by llama.cpp's converter
 PROMPT, GREEDY = 9, 20  # tokens that greedy generation begins with, and gives
 LLAMA = dict(vocab_size=VOCAB, hidden_size=30, intermediate_size=53, num_hidden_layers=2,
              num_attention_heads=3, num_key_value_heads=3, max_position_embeddings=96,
@@ -51,6 +52,9 @@ STATES = dict(num_key_value_heads=1, head_dim=16, num_hidden_layers=4, linear_nu
               layer_types=["linear_attention", "linear_attention", "full_attention", "linear_attention"])
 GLM4MOE = dict(num_key_value_heads=1, head_dim=12, num_hidden_layers=3, first_k_dense_replace=1, n_routed_experts=7,
                num_experts_per_tok=3, moe_intermediate_size=19, attention_bias=True, num_mtp_layers=0)
+DEEPSEEK = dict(kv_lora_rank=20, q_lora_rank=None, qk_nope_head_dim=10, qk_rope_head_dim=8, v_head_dim=14,
+                num_hidden_layers=3, first_k_dense_replace=1, n_routed_experts=7, num_experts_per_tok=3,
+                moe_intermediate_size=19, n_shared_experts=2)
 GPTOSS = LLAMA | EXPERTS | dict(sliding_window=11, num_local_experts=5, layer_types=None)
 YARN = dict(rope_type="yarn", rope_theta=150000.0, factor=8.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
             original_max_position_embeddings=64)
@@ -212,6 +216,21 @@ CASES = {
     "minimax-m2": ("MiniMaxM2", LLAMA | EXPERTS | dict(num_attention_heads=6, num_key_value_heads=2, head_dim=12,
                                                        num_local_experts=7, rope_parameters=dict(
         rope_type="default", rope_theta=500.0, partial_rotary_factor=0.5)), "float16", 40, {}),
+    # As V2 Lite, and as V2.
+    "deepseek2": ("DeepseekV2", LLAMA | DEEPSEEK | dict(rope_parameters=dict(
+        rope_type="yarn", rope_theta=500.0, factor=8.0, beta_fast=32, beta_slow=1, mscale=0.707, mscale_all_dim=0.707,
+        original_max_position_embeddings=24)), "float16", 90, {}),
+    "deepseek2-grouped": ("DeepseekV2", LLAMA | DEEPSEEK | dict(
+        q_lora_rank=26, num_attention_heads=5, num_key_value_heads=5, n_routed_experts=8, n_group=4, topk_group=2, routed_scaling_factor=3.0,
+        topk_method="group_limited_greedy", first_k_dense_replace=0, num_hidden_layers=2), "bfloat16", 40, {}),
+    "deepseek3": ("DeepseekV3", LLAMA | DEEPSEEK | dict(
+        q_lora_rank=26, num_attention_heads=6, num_key_value_heads=6, n_routed_experts=12, n_group=4, topk_group=2, num_experts_per_tok=4,
+        n_shared_experts=1, num_mtp_layers=0, rope_parameters=dict(
+            rope_type="yarn", rope_theta=500.0, factor=4.0, beta_fast=32, beta_slow=1, mscale=1.0, mscale_all_dim=1.0,
+            original_max_position_embeddings=24)), "float16", 90, {}),
+    "glm47flash": ("Glm4MoeLite", LLAMA | {key: value for key, value in DEEPSEEK.items() if "dense" not in key} | dict(
+        q_lora_rank=26, kv_lora_rank=12, qk_nope_head_dim=22, v_head_dim=6, n_shared_experts=1, num_hidden_layers=2,
+        routed_scaling_factor=1.8), "float16", 40, {}),
 }
 
 
@@ -282,9 +301,19 @@ def state_in_double(m):
     return forward
 
 
+def rotate_pairs(q, k, turns):
+    """DeepSeek V2's rotation, of numbers of any precision."""
+    def turned(x):
+        pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
+        return torch.view_as_real(pairs * turns.unsqueeze(1)).flatten(3).type_as(x)
+    return turned(q), turned(k)
+
+
 def in_double(model):
     """The model in float64, its norms, routers and states too (transformers computes those in float32)."""
     model = model.double()
+    if type(model).__name__ == "DeepseekV2ForCausalLM":
+        sys.modules[type(model).__module__].apply_rotary_emb = rotate_pairs
     for module in model.modules():
         if type(module).__name__.endswith("GatedDeltaNet"):
             module.forward = state_in_double(module)
@@ -292,11 +321,20 @@ def in_double(model):
             def route(x, bias=None, m=module):
                 scores = torch.nn.functional.linear(x.flatten(0, -2), m.weight, getattr(m, "bias", None))
                 bias = getattr(m, "e_score_correction_bias", bias)
+                choice = scores.softmax(-1) if bias is None else scores.sigmoid() + bias
+                groups = getattr(m, "num_group", None) or 1
+                if groups > 1:  # DeepSeek's
+                    parts = choice.view(len(choice), groups, -1)
+                    best = parts.topk(1 if bias is None else 2)[0].sum(-1)
+                    left = best < best.topk(m.topk_group)[0][:, -1:]
+                    choice = parts.masked_fill(left[..., None], -math.inf).flatten(1)
                 if bias is not None:  # sigmoids
-                    ids = torch.topk(scores.sigmoid() + bias, m.top_k)[1]
+                    ids = torch.topk(choice, m.top_k)[1]
                     weights = scores.sigmoid().gather(1, ids)
                     return scores, weights / weights.sum(-1, keepdim=True) * getattr(m, "routed_scaling_factor", 1), ids
-                weights, ids = torch.topk(scores.softmax(-1), m.top_k)
+                weights, ids = torch.topk(choice, m.top_k)
+                if hasattr(m, "topk_method"):  # DeepSeek V2's
+                    return scores, weights * m.routed_scaling_factor, ids
                 if getattr(m, "norm_topk_prob", True):
                     weights = weights / weights.sum(-1, keepdim=True)
                 return scores, weights, ids
@@ -477,7 +515,7 @@ def small_checkpoints(names):
         model.to(getattr(torch, dtype)).save_pretrained(folder, **save)
         if kind == "Qwen3_5Moe":  # all experts of a layer in one tensor, as its authors' files have them
             safetensors.torch.save_file(model.state_dict(), os.path.join(folder, "model.safetensors"), {"format": "pt"})
-        if kind in ("GraniteMoeHybrid", "Gemma4", "MiniMaxM2"):  # as its authors' files say it
+        if kind in ("GraniteMoeHybrid", "Gemma4", "MiniMaxM2", "DeepseekV3", "Glm4MoeLite"):  # as its authors' files say it
             path = os.path.join(folder, "config.json")
             with open(path, encoding="utf-8") as file:
                 text = file.read()
@@ -490,6 +528,12 @@ def small_checkpoints(names):
             if kind == "MiniMaxM2":
                 json_config = json.loads(text)
                 json_config |= dict(rotary_dim=6, rope_theta=json_config.pop("rope_parameters")["rope_theta"])
+                text = json.dumps(json_config, indent=2, sort_keys=True) + "\n"
+            if kind in ("DeepseekV3", "Glm4MoeLite"):
+                json_config = json.loads(text) | dict(scoring_func="sigmoid", topk_method="noaux_tc")
+                if kind == "Glm4MoeLite":
+                    del json_config["scoring_func"], json_config["mlp_layer_types"]
+                    json_config["first_k_dense_replace"] = 1
                 text = json.dumps(json_config, indent=2, sort_keys=True) + "\n"
             if kind == "GraniteMoeHybrid":
                 text = text.replace('"full_attention"', '"attention"')

@@ -24,7 +24,8 @@ inline absl::Status RunOneToken(const Checkpoint& checkpoint) {
   TREADLE_ASSIGN_OR_RETURN(const auto model, Model::Load(checkpoint, *backend, options));
   const int32_t token = 0, position = 0, page = 0;
   const SequenceSpan sequence = {0, 1, 0, &page};
-  const KvLayout layout = {config.kv_heads, config.head_dim, 16, 1, DType::kF32};
+  KvLayout layout = {config.kv_heads, config.head_dim, 16, 1, DType::kF32};
+  layout.latent_dim = config.latent_dim;
   const KvLayout window_layout = {config.KvHeads(/*local=*/true), config.HeadDim(/*local=*/true),
                                   16, 1, DType::kF32};
   const int64_t each = std::max(layout.PageBytes(), window_layout.PageBytes());

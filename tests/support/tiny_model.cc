@@ -34,7 +34,8 @@ struct TinyTensor {
   // the elements of each pair side by side. 0: not such rows.
   int64_t rotated = 0;
   bool gguf_pairs = false, hf_pairs = false;
-  bool transposed = false;  // the folder keeps [k, n]
+  bool rotated_last = false;  // files have these elements behind the others of a head
+  bool transposed = false;    // the folder keeps [k, n]
   int64_t head_dim = 0;
   // Fused rows that the folder keeps by K/V heads: so many queries for each. 0: not such rows.
   int64_t queries = 0;
@@ -160,16 +161,27 @@ ModelConfig ConfigOf(const Architecture& architecture, const TinyModelOptions& o
     config.logits_cap = 20;
     config.query_scalar = 1;
   }
-  config.experts = architecture.experts ? 5 : 0;
+  config.experts = architecture.grouped_experts ? 6 : architecture.experts ? 5 : 0;
   config.experts_per_token = architecture.experts ? 2 : 0;
   config.normalized_experts = !architecture.unnormalized_experts;
   if (architecture.shared_expert) config.shared_hidden = o.ffn_hidden;
   if (architecture.dense_first) config.dense_layers = 1, config.dense_hidden = 2 * o.ffn_hidden;
-  if (architecture.sigmoid_router) config.expert_scale = 1.5;
+  if (architecture.sigmoid_router || architecture.grouped_experts) config.expert_scale = 1.5;
   const ConfigJson& json = architecture.config_json;
   config.rope_base = json.default_rope_base;
   config.rope_dim = json.rotary_share != nullptr ? config.head_dim / 2 : config.head_dim;
   config.local_rope_base = kLocalRopeBase;
+  if (architecture.latent) {
+    config.latent_dim = 64;
+    config.rope_dim = config.head_dim;
+    config.unrotated_dim = config.value_dim = 32;
+    config.query_latent_dim = architecture.sigmoid_router ? 96 : 0;
+  }
+  if (architecture.grouped_experts) {
+    config.expert_groups = 3;
+    config.used_expert_groups = 2;
+    config.shared_experts = 2;
+  }
   CompleteConfig(config);
   return config;
 }
@@ -205,6 +217,8 @@ std::vector<TinyTensor> TensorsOf(const Architecture& architecture, const TinyMo
       tensor.gguf_pairs = architecture.gguf_pairs;
       tensor.hf_pairs = architecture.hugging_face_pairs;
       if (row.part == Part::kQ || row.part == Part::kK) tensor.rotated = config.rope_dim;
+      tensor.rotated_last = architecture.latent;
+      if (architecture.latent && row.part == Part::kQ) tensor.head_dim = config.QueryDim();
       if (row.part == Part::kQkv && architecture.hugging_face_qkv_by_heads) {
         tensor.queries = config.heads / config.kv_heads;
       }
@@ -241,8 +255,11 @@ void PermuteHeads(TinyTensor& tensor) {
   const std::vector<float> from = tensor.values;
   for (int64_t row = 0; row < rows; ++row) {
     const int64_t in_head = row % tensor.head_dim;
-    if (in_head >= tensor.rotated) continue;
-    const int64_t to = row - in_head + in_head % half * 2 + in_head / half;
+    const int64_t before = tensor.rotated_last ? tensor.head_dim - tensor.rotated : 0;
+    if (in_head >= tensor.rotated && before == 0) continue;
+    const int64_t place = in_head < tensor.rotated ? before + in_head % half * 2 + in_head / half
+                                                   : in_head - tensor.rotated;
+    const int64_t to = row - in_head + place;
     std::copy_n(from.begin() + row * cols, cols, tensor.values.begin() + to * cols);
   }
 }
@@ -376,6 +393,10 @@ absl::StatusOr<std::string> WriteTinyGguf(const Architecture& architecture,
         writer.AddF32(key, static_cast<float>(value));
       }
     });
+  }
+  if (architecture.latent) {
+    writer.AddU32(prefix + "attention.key_length_mla", static_cast<uint32_t>(config.QueryDim()));
+    writer.AddU32(prefix + "attention.value_length_mla", static_cast<uint32_t>(config.value_dim));
   }
   if (architecture.dense_first) {
     writer.AddU32(prefix + "feed_forward_length", static_cast<uint32_t>(config.dense_hidden));

@@ -9,9 +9,12 @@
 #include "models/architectures/config_fields.h"
 #include "models/architectures/rotary_embedding.h"
 #include "models/checkpoints/gguf/gguf_file.h"
+#include "models/checkpoints/latent_tensors.h"
 
 namespace treadle {
 namespace {
+
+constexpr int64_t kSigmoidGating = 2;  // llama.cpp's number
 
 class GgufCheckpoint final : public Checkpoint {
  public:
@@ -25,7 +28,7 @@ class GgufCheckpoint final : public Checkpoint {
   absl::Status ReadFields(const std::string& prefix, const Architecture& architecture,
                           Struct& out) const;
   absl::Status ReadStates(const std::string& prefix);
-  absl::Status CheckRouters(const std::string& prefix, bool sigmoid) const;
+  absl::Status CheckRouters(const std::string& prefix, const Architecture& architecture) const;
   absl::Status ReadWindow(const std::string& prefix, const Architecture& architecture);
   absl::Status ReadLayerSizes(const std::string& prefix);
   absl::Status CheckRopeKeys(const std::string& prefix) const;
@@ -76,7 +79,12 @@ absl::Status GgufCheckpoint::ReadConfig() {
   TREADLE_ASSIGN_OR_RETURN(const std::string name, file_->String("general.architecture"));
   const std::string prefix = name + ".";
   TREADLE_ASSIGN_OR_RETURN(config_.experts, file_->Integer(prefix + "expert_count", 0));
-  const Architecture* const architecture = FindGgufArchitecture(name, config_.experts > 0);
+  TREADLE_ASSIGN_OR_RETURN(int64_t gating, file_->Integer(prefix + "expert_gating_func", 0));
+  for (const StoredTensor& tensor : tensors_) {  // which only routers of sigmoids have
+    if (gating == 0 && tensor.name.ends_with(".exp_probs_b.bias")) gating = kSigmoidGating;
+  }
+  const Architecture* const architecture =
+      FindGgufArchitecture(name, config_.experts > 0, gating == kSigmoidGating);
   if (architecture == nullptr) {
     return Unimplemented(path_, ": general.architecture is ", Quoted(name), ", expected one of ",
                          KnownArchitectures());
@@ -99,12 +107,14 @@ absl::Status GgufCheckpoint::ReadConfig() {
   config_.norm_epsilon = static_cast<float>(norm_epsilon);
   TREADLE_ASSIGN_OR_RETURN(const int64_t value_length,
                            file_->Integer(prefix + "attention.value_length", config_.head_dim));
-  if (value_length != config_.head_dim) {
+  if (architecture->latent) {
+    TREADLE_RETURN_IF_ERROR(ReadLatentSizes(*file_, prefix, config_));
+  } else if (value_length != config_.head_dim) {
     return Unimplemented(path_, ": ", prefix, "attention.value_length is ", value_length,
                          ", expected attention.key_length, ", config_.head_dim);
   }
   if (architecture->experts) {
-    TREADLE_RETURN_IF_ERROR(CheckRouters(prefix, architecture->sigmoid_router));
+    TREADLE_RETURN_IF_ERROR(CheckRouters(prefix, *architecture));
     if (architecture->dense_first) config_.dense_hidden = config_.ffn_hidden;
     TREADLE_ASSIGN_OR_RETURN(config_.ffn_hidden, file_->Integer(expert_inner, config_.ffn_hidden));
     if (architecture->shared_expert && config_.shared_hidden == 0) {
@@ -146,6 +156,11 @@ absl::Status GgufCheckpoint::ReadConfig() {
     }
   }
   CompleteConfig(config_);
+  if (!architecture->latent) return absl::OkStatus();
+  TREADLE_RETURN_IF_ERROR(CheckRanges(config_, *architecture, path_));
+  TREADLE_ASSIGN_OR_RETURN(std::vector<StoredTensor> apart,
+                           WithLatentsApart(tensors_, config_, kind_));
+  AddTensors(std::move(apart));
   return absl::OkStatus();
 }
 
@@ -208,11 +223,14 @@ absl::Status GgufCheckpoint::ReadWindow(const std::string& prefix,
 }
 
 // How a row's experts are chosen is the family's.
-absl::Status GgufCheckpoint::CheckRouters(const std::string& prefix, bool sigmoid) const {
-  const std::pair<const char*, int64_t> numbers[] = {{"expert_gating_func", sigmoid ? 2 : 1},
-                                                     {"expert_group_count", 1},
-                                                     {"expert_shared_count", 1}};
+absl::Status GgufCheckpoint::CheckRouters(const std::string& prefix,
+                                          const Architecture& architecture) const {
+  const std::pair<const char*, int64_t> numbers[] = {
+      {"expert_gating_func", architecture.sigmoid_router ? kSigmoidGating : 1},
+      {"expert_group_count", 1},
+      {"expert_shared_count", 1}};
   for (const auto& [key, expected] : numbers) {
+    if (architecture.grouped_experts && key != numbers[0].first) break;
     TREADLE_ASSIGN_OR_RETURN(const int64_t number, file_->Integer(prefix + key, expected));
     if (number == expected || number == 0) continue;
     return Unimplemented(path_, ": ", prefix, key, " is ", number, ", expected ", expected);
@@ -348,6 +366,10 @@ absl::Status GgufCheckpoint::ReadYarn(const std::string& prefix, const Architect
   TREADLE_ASSIGN_OR_RETURN(const double less, file_->Number(prefix + kYarnDivisor, 0.0));
   out.attention_factor =
       Yarn::AttentionFactor(out.factor) / Yarn::AttentionFactor(out.factor, less) * more;
+  if (architecture.latent) {
+    out.score_scale = less / kGgufScoreScale;
+    if (less > 0) out.attention_factor = more;  // llama.cpp: the two scales are the same
+  }
   return absl::OkStatus();
 }
 

@@ -298,6 +298,12 @@ absl::Status GgufReader::SplitExperts() {
   constexpr std::string_view kWeight = ".weight", kBias = ".bias";
   std::vector<StoredTensor> tensors;
   for (StoredTensor& tensor : gguf_->tensors_) {
+    // Matrices of heads: the rows of one lie behind another's.
+    if (tensor.shape.size() == 3 &&
+        (tensor.name.ends_with(".attn_k_b.weight") || tensor.name.ends_with(".attn_v_b.weight"))) {
+      tensor.shape[1] *= tensor.shape[0];
+      tensor.shape.erase(tensor.shape.begin());
+    }
     const bool matrices = tensor.shape.size() == 3 && tensor.name.ends_with("_exps.weight");
     const bool biases = tensor.shape.size() == 2 && tensor.name.ends_with("_exps.bias");
     if (!matrices && !biases) {

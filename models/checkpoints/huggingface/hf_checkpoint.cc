@@ -16,6 +16,7 @@
 #include "models/checkpoints/huggingface/hf_quantization.h"
 #include "models/checkpoints/huggingface/safetensors.h"
 #include "models/checkpoints/huggingface/text_files.h"
+#include "models/checkpoints/latent_tensors.h"
 #include "models/text/tokenizer_json.h"
 
 namespace treadle {
@@ -239,6 +240,11 @@ absl::Status HuggingFaceCheckpoint::ReadShards(const HfQuantization& quantizatio
   if (architecture.hugging_face_fused_states) {
     TREADLE_RETURN_IF_ERROR(CheckRanges(config_, architecture, path_));
     merged.tensors = WithStatesApart(std::move(merged.tensors), config_);
+  }
+  if (architecture.latent) {
+    TREADLE_RETURN_IF_ERROR(CheckRanges(config_, architecture, path_));
+    TREADLE_ASSIGN_OR_RETURN(merged.tensors,
+                             WithLatentsApart(std::move(merged.tensors), config_, kind_));
   }
   AddTensors(std::move(merged.tensors));
   unread_ = std::move(merged.unread);

@@ -174,6 +174,7 @@ absl::Status ReadYarn(const Fields& fields, const Fields& rope, ModelConfig& con
   }
   TREADLE_ASSIGN_OR_RETURN(out.attention_factor, rope.Number("attention_factor", attention_factor));
   TREADLE_ASSIGN_OR_RETURN(out.query_beta, rope.Number("llama_4_scaling_beta", 0.0));
+  if (config.latent_dim > 0) out.score_scale = scale_all;
   return absl::OkStatus();
 }
 
@@ -192,7 +193,7 @@ absl::Status ReadProportional(const Fields& rope, ModelConfig& config) {
 // hold one for global and one for local layers.
 absl::Status ReadRope(const Fields& fields, const ConfigJson& json, ModelConfig& config) {
   TREADLE_ASSIGN_OR_RETURN(config.rope_base, fields.Number(json.rope_base, json.default_rope_base));
-  config.rope_dim = config.head_dim;
+  if (config.latent_dim == 0) config.rope_dim = config.head_dim;
   double share = json.default_rotary_share;
   TREADLE_ASSIGN_OR_RETURN(const int64_t rotated, fields.Integer("rotary_dim", 0, 0));
   if (rotated > 0) share = static_cast<double>(rotated) / static_cast<double>(config.head_dim);
@@ -276,6 +277,25 @@ absl::Status ReadStateLayers(const Fields& fields, ModelConfig& config) {
   return absl::OkStatus();
 }
 
+// "mlp_layer_types", where it is there: which layers have experts, all but the first ones.
+// DeepSeek V2's "greedy" looks at all groups of them.
+absl::Status ReadExpertLayers(const Fields& fields, ModelConfig& config) {
+  constexpr const char* kName = "mlp_layer_types";
+  if (fields.At("topk_method") == "greedy") config.expert_groups = config.used_expert_groups = 1;
+  if (!fields.Has(kName)) return absl::OkStatus();
+  const Json& types = fields.At(kName);
+  if (types.is_array() && std::ssize(types) == config.layers) {
+    config.dense_layers = std::find(types.begin(), types.end(), "sparse") - types.begin();
+    Json expected = Json::array();
+    for (int64_t i = 0; i < config.layers; ++i) {
+      expected.push_back(config.Mixes(i) ? "sparse" : "dense");
+    }
+    if (types == expected) return absl::OkStatus();
+  }
+  return fields.Wrong(kName,
+                      Str("\"dense\" of the first of ", config.layers, " layers, then \"sparse\""));
+}
+
 absl::Status ReadFields(const Fields& fields, const Architecture& architecture, HfConfig& out) {
   ModelConfig& config = out.config;
   const ConfigJson& json = architecture.config_json;
@@ -310,6 +330,7 @@ absl::Status ReadFields(const Fields& fields, const Architecture& architecture, 
     TREADLE_RETURN_IF_ERROR(fields.Only(field.name, Json::parse(field.json)));
   }
   if (architecture.states) TREADLE_RETURN_IF_ERROR(ReadStateLayers(fields, config));
+  if (architecture.grouped_experts) TREADLE_RETURN_IF_ERROR(ReadExpertLayers(fields, config));
   for (const Json& type : fields.At("layer_types")) {
     if (architecture.states) break;
     if (type != "attention" && type != "full_attention" && type != "sliding_attention") {

@@ -28,7 +28,11 @@ std::string Size(uint64_t bytes) {
 // K and V of `tokens` positions in all layers that see everything, or a window.
 uint64_t KvBytes(const ModelConfig& config, bool local, int64_t tokens, DType dtype = DType::kF16) {
   if (local && config.attention_every > 0) return 0;  // these keep states
-  const KvLayout page = {config.KvHeads(local), config.HeadDim(local), /*page_size=*/1, 1, dtype};
+  const KvLayout page = {.kv_heads = config.KvHeads(local),
+                         .head_dim = config.HeadDim(local),
+                         .page_size = 1,
+                         .dtype = dtype,
+                         .latent_dim = config.latent_dim};
   return static_cast<uint64_t>(page.PageBytes() * config.KvLayers(0, config.layers, local) *
                                tokens);
 }
@@ -126,7 +130,12 @@ std::string ReportText(const ModelReport& report, const ServingPlan& plan) {
   line("parameters", Str(report.parameters));
   line("layers", Str(config.layers));
   line("hidden size", Str(config.hidden));
-  line("heads", Str(config.heads, " of ", config.head_dim, ", ", config.kv_heads, " for K/V"));
+  if (config.latent_dim > 0) {
+    line("heads", Str(config.heads, " of ", config.QueryDim(), ", over latents of ",
+                      config.latent_dim, " and ", config.rope_dim, " rotated features"));
+  } else {
+    line("heads", Str(config.heads, " of ", config.head_dim, ", ", config.kv_heads, " for K/V"));
+  }
   line("feed-forward size", Str(config.ffn_hidden));
   if (config.experts > 0) {
     line("experts", Str(config.experts, ", of which ", config.experts_per_token,

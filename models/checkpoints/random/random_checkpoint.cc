@@ -105,7 +105,15 @@ ModelConfig ConfigOf(const Shape& shape) {
   config.experts_per_token = std::min(shape.experts_per_token, shape.experts);
   if (architecture.shared_expert) config.shared_hidden = shape.ffn;
   if (architecture.dense_first)
-    config.dense_layers = 1, config.dense_hidden = 10944;  // GLM-4.5 Air's
+    config.dense_layers = 1, config.dense_hidden = 10944;  // GLM-4.5 Air's and DeepSeek V2 Lite's
+  config.normalized_experts = !architecture.unnormalized_experts;
+  if (architecture.latent) {  // DeepSeek V2 Lite's
+    config.latent_dim = 512;
+    config.rope_dim = 64;
+    config.unrotated_dim = config.value_dim = 128;
+    config.shared_experts = 2;
+    config.yarn = Yarn{.factor = 40, .original_context = 4096, .score_scale = 0.707};
+  }
   if (config.window > 0) config.global_every = architecture.global_every;
   if (architecture.local_base) config.local_rope_base = kLocalRopeBase;
   if (architecture.multipliers) {  // Granite 3.3 2B's

@@ -67,6 +67,8 @@ inline constexpr Shape kShapes[] = {
      8},
     {"minimax-m2", "minimax-m2", 62, 3072, 48, 8, 1536, 200064, 196608, false, 5e6, 0, 128, 2, 0,
      256, 8},
+    {"deepseek-v2-lite", "deepseek2", 27, 2048, 16, 1, 1408, 102400, 163840, false, 10000, 0, 0, 2,
+     0, 64, 6},
     {"apertus-8b", "apertus", 32, 4096, 32, 8, 21504, 131072, 65536, false, 12e6, 8},
     {"smollm3-3b", "smollm3", 36, 2048, 16, 4, 11008, 128256, 65536, true, 5e6},
 };

@@ -60,7 +60,12 @@ void DescribeFields(const Struct& of, const Architecture& architecture, const st
 void DescribeRope(const ModelConfig& config, const Architecture& architecture,
                   const std::string& prefix, GgufMetadataWriter& metadata) {
   const std::string scaling = prefix + "rope.scaling.";
-  metadata.Add(prefix + "attention.value_length", static_cast<uint32_t>(config.head_dim));
+  const int64_t value_dim = architecture.latent ? config.latent_dim : config.head_dim;
+  metadata.Add(prefix + "attention.value_length", static_cast<uint32_t>(value_dim));
+  if (architecture.latent) {
+    metadata.Add(prefix + "attention.key_length_mla", static_cast<uint32_t>(config.QueryDim()));
+    metadata.Add(prefix + "attention.value_length_mla", static_cast<uint32_t>(config.value_dim));
+  }
   if (config.long_rope) {
     metadata.Add(scaling + "type", "longrope");
     DescribeFields(*config.long_rope, architecture, scaling, metadata);
@@ -71,8 +76,12 @@ void DescribeRope(const ModelConfig& config, const Architecture& architecture,
     if (yarn->query_beta > 0) {
       metadata.Add(prefix + kQueryBeta, static_cast<float>(yarn->query_beta));
     }
+    const bool scores = yarn->score_scale > 0;
     const double usual = Yarn::AttentionFactor(yarn->factor);
-    if (yarn->attention_factor == 1 && usual != 1) {
+    if (scores) {
+      metadata.Add(scaling + kYarnDivisor, static_cast<float>(kGgufScoreScale * yarn->score_scale));
+      metadata.Add(scaling + "yarn_attn_factor", static_cast<float>(yarn->attention_factor));
+    } else if (yarn->attention_factor == 1 && usual != 1) {
       metadata.Add(scaling + kYarnDivisor, 1.0f);
     } else {
       metadata.Add(scaling + "yarn_attn_factor",
@@ -190,8 +199,14 @@ absl::Status DescribeModel(const Checkpoint& checkpoint, GgufMetadataWriter& met
     if (architecture.dense_first) {
       metadata.Add(prefix + "feed_forward_length", static_cast<uint32_t>(config.dense_hidden));
     }
-    if (architecture.sigmoid_router) metadata.Add(prefix + "expert_gating_func", uint32_t{2});
-    if (architecture.shared_expert) metadata.Add(prefix + "expert_shared_count", uint32_t{1});
+    if (architecture.sigmoid_router) {
+      metadata.Add(prefix + "expert_gating_func", uint32_t{2});
+    } else if (architecture.grouped_experts) {
+      metadata.Add(prefix + "expert_gating_func", uint32_t{1});
+    }
+    if (architecture.shared_expert && !architecture.grouped_experts) {
+      metadata.Add(prefix + "expert_shared_count", uint32_t{1});
+    }
     if (config.normalized_experts == architecture.unnormalized_experts) {
       notices.push_back(
           Str("Treadle reads this file; llama.cpp takes the weights of a row's experts to be a "

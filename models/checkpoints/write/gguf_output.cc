@@ -168,6 +168,10 @@ absl::Status GgufOutput::Place(GgufFileWriter::Tensor tensor,
                                std::vector<GgufFileWriter::Tensor>& tensors) const {
   const Architecture& architecture = ArchitectureOf(source_.config());
   TensorName name = ParseTensorName(architecture, Checkpoint::Kind::kGguf, tensor.name);
+  if (name.row != nullptr && (name.row->part == Part::kKeyUp || name.row->part == Part::kValueUp)) {
+    const int64_t heads = source_.config().heads;  // whose matrices lie one behind the other
+    tensor.shape = {heads, tensor.shape[0] / heads, tensor.shape[1]};
+  }
   if (name.expert.empty()) {
     tensors.push_back(std::move(tensor));
     return absl::OkStatus();

@@ -33,7 +33,8 @@ absl::StatusOr<Json> MakeConfig(const Checkpoint& source) {
   const Architecture& architecture = ArchitectureOf(config);
   const ConfigJson& fields = architecture.config_json;
   const bool partial = architecture.rotary && fields.rotary_share != nullptr;
-  if (config.rope_dim != config.head_dim && architecture.rotary && !partial) {
+  if (config.rope_dim != config.head_dim && architecture.rotary && !partial &&
+      !architecture.latent) {
     return Unimplemented(source.path(), ": rotates ", config.rope_dim, " of ", config.head_dim,
                          " elements of a head, which config.json cannot say");
   }
@@ -69,6 +70,9 @@ absl::StatusOr<Json> MakeConfig(const Checkpoint& source) {
     json[field.name] = config.*std::get<int64_t ModelConfig::*>(field.member);
   }
   for (const FixedField& field : fields.fixed) json[field.name] = Json::parse(field.json);
+  if (architecture.grouped_experts && !architecture.sigmoid_router) {
+    json["topk_method"] = config.expert_groups > 1 ? "group_limited_greedy" : "greedy";
+  }
   if (architecture.qkv_bias == Presence::kAsStored) {
     if (architecture.output_bias == Presence::kAsStored && config.qkv_bias != config.output_bias) {
       return Unimplemented(source.path(),
@@ -287,6 +291,11 @@ std::vector<std::string> HuggingFaceOutput::Notices() const {
   if (ArchitectureOf(source_.config()).hugging_face_fused_states && !gguf()) {
     notices.push_back(
         "Treadle reads this folder; transformers wants linear_attn.in_proj_qkvz in one tensor");
+  }
+  if (ArchitectureOf(source_.config()).latent) {
+    notices.push_back(
+        "Treadle reads this folder; transformers wants a layer's k_b_proj and v_b_proj in one "
+        "tensor, kv_b_proj");
   }
   if (!ArchitectureOf(source_.config()).hugging_face_gate_up.empty()) {
     notices.push_back(

@@ -147,13 +147,14 @@ TEST(OpCheck, OpsThatAreRightAreNotCalledWrong) {
     const char* architecture;
     const char* format;
     ComputeMode compute;
-  } rows[] = {{"llama", "f32", ComputeMode::kExact},    {"llama", "q4_1", ComputeMode::kInt16},
-              {"llama", "q4_1", ComputeMode::kInt8},    {"llama", "q8_0", ComputeMode::kAuto},
-              {"gpt2", "f16", ComputeMode::kExact},     {"gemma3", "bf16", ComputeMode::kExact},
-              {"gemma4", "f32", ComputeMode::kExact},   {"gpt-oss", "f32", ComputeMode::kExact},
-              {"bloom", "q8_0", ComputeMode::kInt16},   {"falcon", "f32", ComputeMode::kBf16},
-              {"qwen3moe", "f32", ComputeMode::kExact}, {"glm4moe", "f32", ComputeMode::kExact},
-              {"qwen35moe", "f32", ComputeMode::kExact}};
+  } rows[] = {{"llama", "f32", ComputeMode::kExact},     {"llama", "q4_1", ComputeMode::kInt16},
+              {"llama", "q4_1", ComputeMode::kInt8},     {"llama", "q8_0", ComputeMode::kAuto},
+              {"gpt2", "f16", ComputeMode::kExact},      {"gemma3", "bf16", ComputeMode::kExact},
+              {"gemma4", "f32", ComputeMode::kExact},    {"gpt-oss", "f32", ComputeMode::kExact},
+              {"bloom", "q8_0", ComputeMode::kInt16},    {"falcon", "f32", ComputeMode::kBf16},
+              {"qwen3moe", "f32", ComputeMode::kExact},  {"glm4moe", "f32", ComputeMode::kExact},
+              {"qwen35moe", "f32", ComputeMode::kExact}, {"deepseek2", "f32", ComputeMode::kExact},
+              {"deepseek3", "q8_0", ComputeMode::kInt16}};
   for (const auto& row : rows) {
     if (FindArchitecture(row.architecture) == nullptr) {
       ADD_FAILURE() << row.architecture;

@@ -94,6 +94,13 @@ TEST(HostileCheckpoint, ExpertsThatNoLayerHasAreRefused) {
   EXPECT_THAT(refusal("mixtral", 0, 5), HasSubstr("experts is 0, expected 1 to 4096"));
 }
 
+TEST(HostileCheckpoint, LatentsThatNoLayerHasAreRefused) {
+  EXPECT_THAT(Refusal([](ModelConfig& c) { c.latent_dim = 7; }),
+              HasSubstr("4 K/V heads of 16 and latents of 7, not those of llama"));
+  EXPECT_THAT(Refusal([](ModelConfig& c) { c.expert_groups = c.used_expert_groups = 2; }),
+              HasSubstr("2 of 2 groups of 0 experts for 0 per token"));
+}
+
 TEST(HostileCheckpoint, YarnThatCannotBeIsRefused) {
   const auto refusal = [](const std::function<void(Yarn&)>& change) {
     return Refusal([&](ModelConfig& c) {
@@ -137,7 +144,7 @@ TEST(HostileCheckpoint, ConfigurationsArriveAsTheyWere) {
     ASSERT_EQ(DecodeConfig(parsed, arrived), absl::OkStatus());
     ASSERT_EQ(arrived, config);
   }
-  EXPECT_EQ(names.size(), 53u + 4 + 4 + 7);
+  EXPECT_EQ(names.size(), 60u + 4 + 4 + 8);
 }
 
 TEST(HostileCheckpoint, ConfigurationsThatAreNotOursAreRefused) {

@@ -97,11 +97,16 @@ TEST_F(GgufFromFolder, OfEveryKind) {
                            "qwen2moe",
                            "glm4moe",
                            "glm4moe-air",
-                           "minimax-m2"}) {
+                           "minimax-m2",
+                           "deepseek2",
+                           "deepseek2-grouped",
+                           "deepseek3",
+                           "glm47flash"}) {
     ExpectSameBits(Str(TREADLE_TESTDATA "/models/", name), ".gguf", "f32");
   }
   for (const char* name :
-       {"gemma4", "gemma4-large", "qwen2moe", "glm4moe", "minimax-m2"}) {  // and back
+       {"gemma4", "gemma4-large", "qwen2moe", "glm4moe", "minimax-m2", "deepseek2",
+        "deepseek2-grouped", "deepseek3", "glm47flash"}) {  // and back
     ExpectSameBits(Str(TREADLE_TESTDATA "/models/", name, "/model.gguf"), "", "keep");
   }
   // Frequencies are divided by factors that are rounded once; over 12 positions that stays

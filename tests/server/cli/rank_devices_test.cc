@@ -207,11 +207,11 @@ TEST_P(WholeModels, SayTheSameOnAGpu) {
               ResultsOn(*path, DeviceChoice::kCuda, floats, TwoRequests(window)), 1e-4);
   std::filesystem::remove_all(directory);
 }
-// All that run on GPUs (Backend::keeps_states).
+// All that run on GPUs (Backend::keeps_states, HasLatents).
 std::vector<Architecture> ArchitecturesOfGpus() {
   std::vector<Architecture> those;
   std::ranges::copy_if(Architectures(), std::back_inserter(those),
-                       [](const Architecture& architecture) { return !architecture.states; });
+                       [](const Architecture& a) { return !a.states && !a.latent; });
   return those;
 }
 INSTANTIATE_TEST_SUITE_P(Architectures, WholeModels, testing::ValuesIn(ArchitecturesOfGpus()),
