@@ -108,7 +108,9 @@ void Planner::ReservePadding(int64_t rows) {
 
 void Planner::AddPadding(int64_t rows, IterationPlan& plan) {
   if (rows <= 0 || plan.stages != StageRange()) return;
-  SequenceStart start{.sequence = next_sequence_++, .pages = padding_};
+  SequenceStart start;
+  start.sequence = next_sequence_++;
+  start.pages = padding_;
   start.prompt_length = static_cast<int32_t>(rows);
   plan.steps.push_back({.sequence = start.sequence,
                         .num_tokens = start.prompt_length,
