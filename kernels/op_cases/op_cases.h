@@ -67,8 +67,8 @@ struct OpCase {
 
   // Route, Mix: experts of a row; SigmoidGate: 1 if it has one gate; GatedDelta: 1 if it has skips
   int64_t chosen = 0;
-  bool normalize = false;  // Route
-  bool sigmoid = false;    // likewise
+  bool normalize = false;               // Route
+  bool sigmoid = false;                 // likewise
   int64_t groups = 1, used_groups = 1;  // likewise
 
   // RotateAndStoreKv, Attention, CopyPages; with states: Convolve, GatedDelta
