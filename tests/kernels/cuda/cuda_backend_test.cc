@@ -21,12 +21,17 @@
 namespace treadle {
 namespace {
 
+// A case that only host backends run: states (Backend::keeps_states), latents and groups of experts
+// (HasLatents), adapters (low_rank_type), K/V of 8 bits (HasKvType).
+bool IsOfHosts(const OpCase& c) {
+  return c.kv.state.present() || c.kv.latent_dim > 0 || c.groups > 1 || c.op == Op::kAddLowRank ||
+         c.kv.dtype == DType::kI8;
+}
+
 // Which part of the list a type of products has to see: ops without products see it once.
 bool Concerns(const OpCase& c, DType dtype) {
   if (c.format != nullptr) return true;
-  if (c.kv.state.present()) return false;                 // Backend::keeps_states
-  if (c.kv.latent_dim > 0 || c.groups > 1) return false;  // HasLatents
-  if (c.op == Op::kAddLowRank) return false;              // Backend::low_rank_type
+  if (IsOfHosts(c)) return false;
   return dtype == (c.kv.head_dim > 0 ? c.kv.dtype : DType::kF32);
 }
 
@@ -113,8 +118,8 @@ std::vector<OpCase> InputTypeCases(Op op, int64_t most_operations) {
   for (const OpCase& c : OpCases()) {
     const int64_t cols = c.op == Op::kAttention ? c.heads * c.kv.head_dim : c.cols;
     const bool rounds = c.format == nullptr || c.format->activations == ActivationPolicy::kFloat;
-    if (c.kv.dtype == DType::kI8 || c.op == Op::kAddLowRank) continue;  // of host backends
-    if (c.op == op && !c.slow && cols % 64 == 0 && rounds && Operations(c) <= most_operations) {
+    if (c.op == op && !IsOfHosts(c) && !c.slow && cols % 64 == 0 && rounds &&
+        Operations(c) <= most_operations) {
       cases.push_back(c);
     }
   }
