@@ -124,24 +124,17 @@ inline constexpr JsonField kGraniteHybridMoeOwn[] = {
 inline constexpr FixedField kGraniteHybridMoeFixed[] = {
     kGraniteHybridFixed[0], kGraniteHybridFixed[2], kGraniteHybridFixed[3]};
 
-inline constexpr Architecture kGraniteHybridMoe = {
-    .name = "granitehybridmoe",
-    .layer = LlamaLayer,
-    .tensors = kGraniteHybridMoeTensors,
-    .qkv_bias = Presence::kAsStored,
-    .output_bias = Presence::kAsStored,
-    .multipliers = true,
-    .may_not_rotate = true,
-    .states = StateKind::kMamba2,
-    .config_json = {.classes = kGranite4Classes,
-                    .own = kGraniteHybridMoeOwn,
-                    .fixed = kGraniteHybridMoeFixed,
-                    .model_type = "granitemoehybrid"},
-    .gguf_pairs = true,
-    .experts = true,
-    .shared_expert = true,
-    .hugging_face_experts = FusedExperts::kByHalves,
-    .hugging_face_gate_up = "shared_mlp.input_linear.weight",
-    .gguf_name = "granitehybrid"};
+inline constexpr Architecture kGraniteHybridMoe = [] {
+  Architecture family = kGraniteHybrid;
+  family.name = "granitehybridmoe";
+  family.gguf_name = "granitehybrid";
+  family.tensors = kGraniteHybridMoeTensors;
+  family.config_json.own = kGraniteHybridMoeOwn;
+  family.config_json.fixed = kGraniteHybridMoeFixed;
+  family.experts = true;
+  family.shared_expert = true;
+  family.hugging_face_experts = FusedExperts::kByHalves;
+  return family;
+}();
 
 }  // namespace treadle

@@ -68,21 +68,18 @@ inline constexpr std::string_view kLfm2MoeClasses[] = {"Lfm2MoeForCausalLM"};
 inline constexpr FixedField kLfm2MoeFixed[] = {
     kLfm2Fixed[0], kLfm2Fixed[1], {"use_expert_bias", "true"}};
 
-inline constexpr Architecture kLfm2Moe = {.name = "lfm2moe",
-                                          .layer = LlamaLayer,
-                                          .tensors = kLfm2MoeTensors,
-                                          .qk_norm = true,
-                                          .states = StateKind::kConvolution,
-                                          .config_json = {.classes = kLfm2MoeClasses,
-                                                          .own = kLfm2MoeOwn,
-                                                          .fixed = kLfm2MoeFixed,
-                                                          .epsilon = "norm_eps",
-                                                          .default_epsilon = 1e-5,
-                                                          .default_rope_base = 1e6,
-                                                          .tied_head = true,
-                                                          .model_type = "lfm2_moe"},
-                                          .experts = true,
-                                          .dense_first = true,
-                                          .sigmoid_router = true};
+inline constexpr Architecture kLfm2Moe = [] {
+  Architecture family = kLfm2;
+  family.name = "lfm2moe";
+  family.tensors = kLfm2MoeTensors;
+  family.config_json.classes = kLfm2MoeClasses;
+  family.config_json.own = kLfm2MoeOwn;
+  family.config_json.fixed = kLfm2MoeFixed;
+  family.config_json.model_type = "lfm2_moe";
+  family.experts = true;
+  family.dense_first = true;
+  family.sigmoid_router = true;
+  return family;
+}();
 
 }  // namespace treadle

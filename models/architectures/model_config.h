@@ -43,8 +43,8 @@ struct Yarn {
   double attention_factor = 1;  // of rotated queries and of rotated keys
   // Queries at position p are multiplied by 1 + query_beta ln(1 + floor(p / original_context)).
   double query_beta = 0;
-  // Of latent attention: scores are multiplied by the square of AttentionFactor(factor, this).
-  // 0: they are not.
+  // Latent attention multiplies scores by the square of AttentionFactor(factor, this); by nothing
+  // where it is 0.
   double score_scale = 0;
 
   bool operator==(const Yarn&) const = default;

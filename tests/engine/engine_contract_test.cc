@@ -401,7 +401,7 @@ TEST_P(EngineContract, RingsOfPagesDoNotMatter) {
 // Neither do other requests, chunks, stages and candidates that share pages where pages hold
 // latents.
 TEST_P(EngineContract, LatentsAreAsAlone) {
-  if (GetParam().gpus) GTEST_SKIP() << "HasLatents";
+  if (GetParam().gpus) GTEST_SKIP() << "GPUs have no latents (HasLatents)";
   auto requests = RandomRequests(5, 10, TinyVocabulary(), 70, 8);
   requests[0].candidates = 3;
   for (auto& driven : requests) driven.request.top_logprobs = 3;

@@ -104,8 +104,8 @@ absl::StatusOr<std::vector<std::unique_ptr<GgufFile>>> ReadGgufParts(const std::
 // contradicts itself.
 absl::StatusOr<std::optional<TokenizerSpec>> ReadGgufTokenizer(const GgufFile& file);
 
-// Of latent attention: the sizes of a head's query and values, which older files call as others
-// call those of the cache. head_dim and rope_dim are read.
+// Reads the sizes of a head's query and values under latent attention. Older files give them the
+// names that others give the cache's. REQUIRES: head_dim and rope_dim are known.
 absl::Status ReadLatentSizes(const GgufFile& file, const std::string& prefix, ModelConfig& config);
 
 }  // namespace treadle
