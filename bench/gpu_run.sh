@@ -136,7 +136,7 @@ if [ "$device" = cuda ]; then
   step greedy_cuda 60 "${own[@]}" "$treadle" generate --device cuda --dtype fp32 "${greedy[@]}"
   step greedy_bf16 60 "${own[@]}" "$treadle" generate --device cuda --dtype bf16 "${greedy[@]}"
 fi
-# What is reused changes no answer: the script compares them, and fails where they differ.
+# Reuse changes no answer: the script compares them, and fails where they differ.
 [ "$device" != cuda ] || step prefix_cache 90 python3 "$here/prefix_cache.py" "random:$greedy_shape" --treadle "${own[*]} $treadle" \
   --rounds 1 --serve-flags "--device cuda --deterministic on"
 [ "$device" = cuda ] && crossover=(--crossover-rows "$crossover") || crossover=()

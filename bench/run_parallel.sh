@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What tensor and pipeline parallelism bring on this machine, as Markdown. One core per rank, runs alternate, medians are given.
+# Gains of tensor and pipeline parallelism on this machine, as Markdown. One core per rank, runs alternate, medians are given.
 # Usage: run_parallel.sh [MODEL [MODEL_FOR_TWO_RANKS]]; ROUNDS=3, TREADLE=build/treadle. The second model's heads must divide by two;
 # without it one with random weights is taken. Two cores at least, and nothing else on them.
 set -euo pipefail

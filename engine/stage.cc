@@ -14,7 +14,7 @@ size_t BytesOf(const Tensor& dense) {
   return static_cast<size_t>(dense.rows * dense.cols) * SizeOf(dense.dtype);
 }
 
-// That a stage gets from the one before it.
+// Input that a stage gets from the one before it.
 int64_t RowsTo(int stage, const IterationPlan& plan) {
   return plan.stages.Contains(stage) ? plan.num_tokens() : 0;
 }

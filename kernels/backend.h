@@ -43,6 +43,9 @@ namespace treadle {
 //   kInt16: as kInt8, with dx = absmax / 16256 and q = x * (16256 / absmax): 127 * 128 steps, so
 //           that q = 128 * high + low with both in 8 bits. I reaches 128 * 16256 * 32 < 2^31 and is
 //           rounded to float once, half to even.
+//   kInt12: kInt16, but with 127 * 16 steps for formats whose codes are nibbles
+//           (WeightFormat::nibbles): q = 16 * high + low, so that a byte of a processor's matrix
+//           unit holds 16 * code, and one product of bytes has both parts.
 //   kBf16:  layers' matrices (MatrixSource::of_layer), float ones too, and Attention: x and w =
 //           fma(d, code, m), or q * scale and p, are rounded to bf16, as is what RotateAndStoreKv
 //           stores as floats. Of each 32 k in turn, fma(w, x, sum) of the even ones is a chain from
@@ -61,14 +64,18 @@ namespace treadle {
 // 2^-100 count as zeros. y = (sum of code * q, exact) * (scale * dx), then for the outliers'
 // columns in ascending order: y = fma(scale * code, x, y). NaN is an outlier; it spoils its own row
 // only.
-enum class ComputeMode : uint8_t { kAuto, kExact, kInt8, kInt16, kBf16, kMixed };
+enum class ComputeMode : uint8_t { kAuto, kExact, kInt8, kInt16, kBf16, kMixed, kInt12 };
 inline constexpr Choice<ComputeMode> kComputeModes[] = {
     {"auto", ComputeMode::kAuto},   {"exact", ComputeMode::kExact}, {"int8", ComputeMode::kInt8},
-    {"int16", ComputeMode::kInt16}, {"bf16", ComputeMode::kBf16},   {"mixed", ComputeMode::kMixed}};
+    {"int12", ComputeMode::kInt12}, {"int16", ComputeMode::kInt16}, {"bf16", ComputeMode::kBf16},
+    {"mixed", ComputeMode::kMixed}};
 constexpr std::string_view Name(ComputeMode compute) { return WordOf(kComputeModes, compute); }
-// The mode of one matrix's products: kBf16 and kMixed are several.
+// The mode of one matrix's products: kBf16, kMixed and kInt12 are several.
 inline ComputeMode ModeOf(ComputeMode compute, const MatrixSource& source) {
   if (compute == ComputeMode::kBf16) return source.of_layer ? compute : ComputeMode::kInt16;
+  if (compute == ComputeMode::kInt12) {
+    return source.format->nibbles ? compute : ComputeMode::kInt16;
+  }
   if (compute != ComputeMode::kMixed) return compute;
   const bool coarse = source.of_layer && source.coarse && !source.format->apart();
   return coarse ? ComputeMode::kInt8 : ComputeMode::kInt16;

@@ -352,7 +352,8 @@ const std::vector<ServeFlag>& ServeFlags() {
        "(the paper's rule, with which answers depend on the batch)",
        kEngine, kServer, OneOf(&O::outlier_rule, kOutlierRules)},
       {"--compute",
-       "arithmetic of products: auto, exact, int8, int16, mixed (int8 where answers bear it), or "
+       "arithmetic of products: auto, exact, int8, int12, int16, mixed (int8 where answers bear "
+       "it), or "
        "bf16 (for long prompts on processors with AMX)",
        kEngine, kServer, OneOf(&O::compute, kComputeModes)},
       {"--device",

@@ -36,7 +36,7 @@ class ColdProducts {
   // Seconds of one product. Median over the copies (what interrupts a few of them does not show);
   // of an asynchronous backend the mean, since nobody waits between them.
   double Run(int64_t rows);
-  // That one product must move.
+  // Bytes that one product must move.
   double bytes(int64_t rows) const;
   double operations(int64_t rows) const;
 

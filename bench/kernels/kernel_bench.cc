@@ -51,11 +51,11 @@ double Ceiling(const WeightFormat* format, const KernelBenchOptions& options,
   if (format->activations == ActivationPolicy::kRowInt8) return peaks.integer_gigaops;
   if (options.device == BenchDevice::kCuda) return peaks.float_gigaops;
   if (options.compute == ComputeMode::kBf16 && peaks.tiles) return peaks.integer_gigaops / 2;
-  if (format->group > 0 && options.compute == ComputeMode::kInt8) return peaks.integer_gigaops;
+  const ComputeMode compute = options.compute == ComputeMode::kAuto ? kCpuAuto : options.compute;
+  if (format->group > 0 && compute == ComputeMode::kInt8) return peaks.integer_gigaops;
   const bool words = format->group > 0 || format->apart();
-  const bool int16 =
-      options.compute == ComputeMode::kInt16 || options.compute == ComputeMode::kAuto;
-  return words && int16 ? peaks.integer_gigaops / 2 : peaks.float_gigaops;
+  const bool planes = compute == ComputeMode::kInt12 || compute == ComputeMode::kInt16;
+  return words && planes ? peaks.integer_gigaops / 2 : peaks.float_gigaops;
 }
 
 // Measures cases on one backend, one after the other.

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "kernels/cpu/cpu_backend.h"
 #include "kernels/forwarding_backend.h"
 #include "kernels/kv_elements.h"
 #include "kernels/op_cases/tolerant_reference.h"
@@ -189,7 +190,7 @@ class CheckingBackend final : public ForwardingBackend, public CheckedBackend {
   CheckingBackend(std::unique_ptr<Backend> below, ComputeMode compute, OpCheck& check, int stage,
                   int rank)
       : ForwardingBackend(std::move(below)),
-        reference_(compute == ComputeMode::kAuto ? ComputeMode::kInt16 : compute),
+        reference_(compute == ComputeMode::kAuto ? kCpuAuto : compute),
         check_(check),
         stage_(stage),
         rank_(rank) {}

@@ -14,18 +14,25 @@ constexpr int kMaxThreads = 1024;
 
 }  // namespace
 
+namespace {
+ComputeMode MeaningOf(ComputeMode compute) {
+  return compute == ComputeMode::kAuto ? kCpuAuto : compute;
+}
+}  // namespace
+
 CpuOps::CpuOps(int threads, bool pin, int first_cpu, CpuIsa isa, ComputeMode compute)
     : isa_(isa),
       compute_(compute),
       pool_(threads, pin, first_cpu),
-      matmul_(pool_, isa, compute),
+      matmul_(pool_, isa, MeaningOf(compute)),
       state_(std::make_unique<State>(pool_, isa)) {}
 
 CpuOps::~CpuOps() = default;
 
 std::string CpuOps::description() const {
   return Str("cpu ", Name(isa_), ", ", pool_.size(), pool_.size() == 1 ? " thread" : " threads",
-             ", compute ", Name(compute_), compute_ == ComputeMode::kAuto ? " (int16)" : "");
+             ", compute ", Name(compute_),
+             compute_ == ComputeMode::kAuto ? Str(" (", Name(kCpuAuto), ")") : "");
 }
 
 absl::StatusOr<Buffer> CpuOps::Allocate(size_t bytes) {
@@ -36,7 +43,7 @@ absl::StatusOr<Buffer> CpuOps::Allocate(size_t bytes) {
 }
 
 absl::StatusOr<std::unique_ptr<PackedMatrix>> CpuOps::Pack(const MatrixSource& source) {
-  return PackMatrix(source, PackTargetOf(isa_, compute_, source), pool_, arena_);
+  return PackMatrix(source, PackTargetOf(isa_, MeaningOf(compute_), source), pool_, arena_);
 }
 
 void CpuOps::Embed(const PackedMatrix& table, std::span<const int32_t> ids, int32_t first_id,

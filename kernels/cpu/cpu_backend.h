@@ -1,9 +1,9 @@
 // The CPU backend: packed weights in their stored format, one pinned thread pool, one instruction
 // set chosen at start.
 //
-// kAuto means kInt16 for formats with integer codes and exact for dense formats. Mean KL divergence
-// from exact on the default model: docs/quantization.md. kInt8 is faster, but where two tokens are
-// nearly as likely its rounding can choose between them.
+// kAuto means kInt12; dense formats run exact. Mean KL divergence from exact on the default model:
+// docs/quantization.md. kInt8 is faster, but where two tokens are nearly as likely its rounding can
+// choose between them.
 //
 // Formats with a codebook (NF4, FP4, FP8, GPTQ and AWQ, k-bit) run kInt16 too, if the places along
 // k where a row changes its scale are multiples of 32: the codebook is rounded to codes c = value *
@@ -31,6 +31,9 @@
 #include "kernels/cpu/isa.h"
 
 namespace treadle {
+
+// ComputeMode::kAuto's meaning.
+inline constexpr ComputeMode kCpuAuto = ComputeMode::kInt12;
 
 struct CpuBackendOptions {
   int threads = 0;  // 0: one per CPU that this process may use

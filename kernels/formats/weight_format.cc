@@ -39,6 +39,10 @@ constexpr WeightFormat WithOffsets(WeightFormat format) {
   format.offsets = true;
   return format;
 }
+constexpr WeightFormat Nibbles(WeightFormat format) {
+  format.nibbles = true;
+  return format;
+}
 
 // Every value is exact in float.
 template <DType kType>
@@ -85,14 +89,14 @@ constexpr WeightFormat kFormats[] = {
     Dense<DType::kF32>(0, "F32"),
     Dense<DType::kF16>(1, "F16"),
     Dense<DType::kBF16>(30, "BF16"),
-    Coded<formats::CodesQ4_0, 32, 32>("q4_0", 2, 18, formats::kQ4_0Codebook.values),
-    WithOffsets(Coded<formats::CodesQ4_1, 32, 32>("q4_1", 3, 20, kUnsigned4)),
+    Nibbles(Coded<formats::CodesQ4_0, 32, 32>("q4_0", 2, 18, formats::kQ4_0Codebook.values)),
+    Nibbles(WithOffsets(Coded<formats::CodesQ4_1, 32, 32>("q4_1", 3, 20, kUnsigned4))),
     Coded<formats::CodesQ5_0, 32, 32>("q5_0", 6, 22),
     WithOffsets(Coded<formats::CodesQ5_1, 32, 32>("q5_1", 7, 24)),
     Coded<formats::CodesQ8_0, 32, 32>("q8_0", 8, 34),
     WithOffsets(Coded<formats::CodesQ2_K, 256, 16>("q2_k", 10, 84, kIntegers2)),
     Coded<formats::CodesQ3_K, 256, 16>("q3_k", 11, 110, kIntegers3),
-    WithOffsets(Coded<formats::CodesQ4_K, 256, 32>("q4_k", 12, 144, kUnsigned4)),
+    Nibbles(WithOffsets(Coded<formats::CodesQ4_K, 256, 32>("q4_k", 12, 144, kUnsigned4))),
     WithOffsets(Coded<formats::CodesQ5_K, 256, 32>("q5_k", 13, 176)),
     Coded<formats::CodesQ6_K, 256, 16>("q6_k", 14, 210),
     Coded<formats::CodesIQ4_NL, 32, 32>("iq4_nl", 20, 18, formats::kIQ4_NLCodebook.values),

@@ -70,6 +70,8 @@ struct WeightFormat {
   // integers that CodeGroup::codes may be, if sixteen are enough [16]; empty: they are not.
   std::span<const float> codebook = {};
   bool offsets = false;  // inline: CodeGroup::offset may be other than 0
+  // Inline, groups of 32: codes are nibbles, 0 to 15, or these less 8.
+  bool nibbles = false;
   ActivationPolicy activations = ActivationPolicy::kFloat;
 
   bool apart() const { return code_bits > 0; }

@@ -10,7 +10,9 @@ namespace treadle {
 
 QuantizedActivations QuantizeActivations(std::span<const float, 32> x, ComputeMode compute) {
   TREADLE_CHECK(QuantizesActivations(compute));
-  const float steps = compute == ComputeMode::kInt8 ? 127.0f : 16256.0f;
+  const float steps = compute == ComputeMode::kInt8    ? 127.0f
+                      : compute == ComputeMode::kInt12 ? 2032.0f
+                                                       : 16256.0f;
   float absmax = 0;
   for (float value : x) absmax = std::fmax(absmax, std::fabs(value));
   QuantizedActivations block = {};

@@ -26,21 +26,22 @@ class ReferenceBackend final : public HostBackend {
   const ComputeMode compute_;
 };
 
-// kInt8, kInt16 and kBf16 round by the rules of ComputeMode and then sum in double; kAuto is
-// kExact.
+// kInt8, kInt12, kInt16 and kBf16 round by the rules of ComputeMode and then sum in double; kAuto
+// is kExact.
 std::unique_ptr<Backend> CreateReferenceBackend(ComputeMode compute = ComputeMode::kExact);
 
-// The rule of ComputeMode::kInt8 (127 steps) or kInt16 (16256 steps), in float arithmetic, for one
-// block of 32 activations: with absmax = max |x|, scale = absmax / steps, code = x * (steps /
-// absmax) rounded half to even (so |code| <= steps). A block whose absmax is below 2^-100 has scale
-// 0 and codes 0.
+// The rule of ComputeMode::kInt8 (127 steps), kInt12 (2032) or kInt16 (16256), in float arithmetic,
+// for one block of 32 activations: with absmax = max |x|, scale = absmax / steps, code = x * (steps
+// / absmax) rounded half to even (so |code| <= steps). A block whose absmax is below 2^-100 has
+// scale 0 and codes 0.
 struct QuantizedActivations {
   int16_t codes[32];
   float scale;
 };
 QuantizedActivations QuantizeActivations(std::span<const float, 32> x, ComputeMode compute);
 inline bool QuantizesActivations(ComputeMode compute) {
-  return compute == ComputeMode::kInt8 || compute == ComputeMode::kInt16;
+  return compute == ComputeMode::kInt8 || compute == ComputeMode::kInt12 ||
+         compute == ComputeMode::kInt16;
 }
 
 // Sampling of one row as kernels/sampling.h defines it. logits: [vocab].

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "base/status.h"
-#include "engine/remote/worker.h"
+#include "engine/remote/worker/worker.h"
 #include "server/cli/command.h"
 #include "server/cli/daemon.h"
 

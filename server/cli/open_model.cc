@@ -18,7 +18,7 @@
 #include "engine/local_engine.h"
 #include "engine/placement.h"
 #include "engine/remote/remote_engine.h"
-#include "engine/remote/worker_stage.h"
+#include "engine/remote/worker/worker_stage.h"
 #include "engine/stage.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "models/architectures/config_fields.h"
@@ -345,10 +345,12 @@ std::string Digest(std::string_view text) {
 // nothing else. `weights`: Fingerprint of the checkpoint.
 absl::StatusOr<std::string> NumericsKey(const ServeOptions& options, const Checkpoint& checkpoint,
                                         const OpenedModel& opened, const std::string& weights) {
-  std::string key = Str(TREADLE_VERSION, "\n", weights, "\n", options.weights.text(), "\n",
-                        options.outlier_threshold.value_or(-1), "\n",
-                        static_cast<int>(options.outlier_rule), "\n", Name(options.compute), "\n",
-                        Name(options.kv_dtype), "\n", options.tensor_parallel, "\n");
+  const bool usual = options.compute == ComputeMode::kAuto && !opened.cuda;
+  const ComputeMode compute = usual ? kCpuAuto : options.compute;
+  std::string key =
+      Str(TREADLE_VERSION, "\n", weights, "\n", options.weights.text(), "\n",
+          options.outlier_threshold.value_or(-1), "\n", static_cast<int>(options.outlier_rule),
+          "\n", Name(compute), "\n", Name(options.kv_dtype), "\n", options.tensor_parallel, "\n");
   if (opened.cuda) {
     key += Str(opened.rank_backend, "\n", Name(options.dtype), "\n", options.deterministic, "\n");
   }

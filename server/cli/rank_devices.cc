@@ -5,7 +5,7 @@
 
 #include "base/memory.h"
 #include "base/status.h"
-#include "engine/remote/worker_stage.h"
+#include "engine/remote/worker/worker_stage.h"
 #include "kernels/collectives/nccl_communicator.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/thread_pool.h"

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "engine/remote/worker_stage.h"
+#include "engine/remote/worker/worker_stage.h"
 #include "engine/stage_ranks.h"
 #include "kernels/backend.h"
 #include "kernels/cuda/cuda_backend.h"

@@ -1,6 +1,6 @@
 // treadle worker: one stage of a pipeline, until SIGTERM, SIGINT or drain-worker. A
 // master that attaches to it says what it runs.
-#include "engine/remote/worker.h"
+#include "engine/remote/worker/worker.h"
 
 #include <signal.h>
 #include <sys/prctl.h>
@@ -29,7 +29,8 @@ namespace {
 // The compute mode that a worker insists on, as it tells a master; "": whatever the master asks
 // for.
 constexpr Choice<std::string_view> kWantedCompute[] = {
-    {"auto", ""}, {"exact", "exact"}, {"int8", "int8"}, {"int16", "int16"}, {"bf16", "bf16"}};
+    {"auto", ""},       {"exact", "exact"}, {"int8", "int8"},  {"int12", "int12"},
+    {"int16", "int16"}, {"bf16", "bf16"},   {"mixed", "mixed"}};
 constexpr Choice<std::string_view> kWantedType[] = {
     {"auto", ""}, {"bf16", "bf16"}, {"fp16", "f16"}, {"fp32", "f32"}};
 constexpr Choice<std::string_view> kWantedDeterminism[] = {

@@ -169,7 +169,7 @@ void Resets(Stub&) {
   }
 }
 
-// What attackers cost by sharing the processor alone.
+// Cost of attackers by sharing the processor alone.
 void Compute(Stub&) {
   volatile uint64_t sum = 0;
   for (uint64_t i = 0; i < 1'000'000; ++i) sum = sum + i;
@@ -276,7 +276,7 @@ class Crowd {
   pid_t process_ = 0;
 };
 
-// What that process does, until it is killed.
+// Work of that process until it is killed.
 void AttackForEver(const std::string& name) {
   const auto attack = std::ranges::find(Attacks(), name, &Attack::name);
   TREADLE_CHECK(attack != Attacks().end());

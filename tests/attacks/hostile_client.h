@@ -34,7 +34,7 @@ class HostileClient {
   // A call's DATA, in frames of 16 KiB, as fast as the server's flow control allows. False if it
   // allows no more within the patience.
   bool SendData(uint32_t stream, std::string_view bytes);
-  // What the server says until `text` is in it, or it closes, or the patience ends.
+  // Text of the server until `text` is in it, or it closes, or the patience ends.
   std::string ReadUntil(std::string_view text);
 
  private:

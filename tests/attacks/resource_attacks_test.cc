@@ -1,4 +1,4 @@
-// What a server does where the machine gives it less than it needs: addresses for memory, room on
+// A server's behaviour where the machine gives it less than it needs: addresses for memory, room on
 // disk, the right time.
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -76,7 +76,7 @@ TEST_F(ResourceAttacks, ACacheThatFindsNoAddressesNamesItsFlag) {
   }
 }
 
-// What the refusal calls the least limit is one under which the server serves, beside as many idle
+// The least limit that the refusal names is one under which the server serves, beside as many idle
 // connections as it takes.
 TEST_F(ResourceAttacks, FilesThatDoNotSufficeAreAnErrorBeforeAnythingIsServed) {
   const std::vector<std::string> all = {

@@ -1,4 +1,4 @@
-// What one key could take of another one's, on a server that stores requests.
+// Attempts of one key to take what is another one's, on a server that stores requests.
 #include <gtest/gtest.h>
 #include <signal.h>
 

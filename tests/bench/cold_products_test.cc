@@ -1,4 +1,4 @@
-// What the kernel benchmark multiplies is what models multiply: rows of Backend::InputType's type,
+// The kernel benchmark multiplies what models multiply: rows of Backend::InputType's type,
 // and their bytes.
 #include "bench/kernels/cold_products.h"
 

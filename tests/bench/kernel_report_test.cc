@@ -1,4 +1,4 @@
-// What the kernel benchmark says of LLM.int8() beside cuBLASLt.
+// The kernel benchmark's report of LLM.int8() beside cuBLASLt.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -129,7 +129,7 @@ TEST(LoadReport, JsonHasTheKeysThatOtherToolsRead) {
   }
   EXPECT_EQ(json["errors"][2], "code 8: full");
   EXPECT_TRUE(json["request_goodput"].is_null());
-  // What vLLM's plots rely on: the first token comes at start_times + ttfts.
+  // vLLM's plots rely on this: the first token comes at start_times + ttfts.
   EXPECT_DOUBLE_EQ(json["start_times"][0].get<double>() + json["ttfts"][0].get<double>(), 1.5);
   EXPECT_NEAR(json["queue_times"][0].get<double>(), 0.2, 1e-9);
   EXPECT_FALSE(ToJson(Analyze(result, {}), result, false, {}, {}).contains("ttfts"));

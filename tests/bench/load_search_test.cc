@@ -1,4 +1,4 @@
-// What a load run says beyond one report: the search for a rate, guesses of tokens, the HTML page.
+// Reports of a load run beyond the first: the search for a rate, guesses of tokens, the HTML page.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

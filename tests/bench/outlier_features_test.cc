@@ -53,7 +53,7 @@ std::map<std::string, std::set<int64_t>> PlantedFeatures(const Checkpoint& base,
   return features;
 }
 
-// What norms give: [call][row][dimension].
+// Outputs of norms: [call][row][dimension].
 class NormOutputs : public ForwardingBackend {
  public:
   NormOutputs(std::unique_ptr<Backend> below, std::vector<std::vector<std::vector<float>>>& outputs)

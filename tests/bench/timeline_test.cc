@@ -64,7 +64,7 @@ TEST(Timeline, PlansAreAsynchronousAndTheRestIsComplete) {
   EXPECT_THAT(ToTable(events), HasSubstr("    0    0          1      0.00      0.00"));
 }
 
-// What one rank recorded.
+// Spans that one rank recorded.
 struct Row {
   std::vector<Json> complete;
   std::map<std::string, std::pair<double, double>> plans;  // by id: begin, end
@@ -145,7 +145,7 @@ TEST_F(TimelineBinary, StagesInWorkerProcesses) {
   const Row& last = rows.at({1, 0});
   CheckRow(first, {"forward", "send"});
   CheckRow(last, {"receive", "forward", "sample"});
-  // What a stage computes on, the one before has computed.
+  // A stage's input has been computed by the one before.
   std::map<int, double> computed;
   for (const Json& event : first.complete) {
     if (event["name"] == "forward") computed[event["args"]["iteration"]] = End(event);

@@ -15,7 +15,7 @@ namespace {
 
 using testing::HasSubstr;
 
-// What it says, which ends with `code`.
+// Its output; it ends with `code`.
 std::string Bench(std::vector<std::string> arguments, int code = 0) {
   arguments.insert(arguments.begin(), TREADLE_BENCH_BINARY);
   return RunToEnd(arguments, code);

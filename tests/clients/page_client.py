@@ -212,7 +212,7 @@ MARKDOWN = [
          "https://b.org/c_(d)", "https://f.org", "https://g.org", "https://h.org/i"))),
     ("an *open **one `and [more](", "an *open **one `and [more](", "p"),
 ]
-# What is shown as it was written, and as nothing else; and in how few steps.
+# Text is shown as it was written, and as nothing else; and in how few steps.
 HOSTILE = ["<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "<iframe srcdoc='<script>alert(1)</script>'>",
            "[a](javascript:alert(1))", "[a](data:text/html,<script>alert(1)</script>)", "![a](//evil.example/x)",
            "<javascript:alert(1)>", "[a](JaVaScRiPt:alert(1))", "<svg/onload=alert(1)>", "[a]( javascript:alert(1))"]

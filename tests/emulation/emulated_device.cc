@@ -35,7 +35,7 @@ std::array<int, kDevices> g_opened ABSL_GUARDED_BY(g_settings_mutex) = {};
 
 size_t RoundUp(size_t x, size_t unit) { return (x + unit - 1) / unit * unit; }
 
-// What lives on a device (or is page-locked on the host for it). Every allocation ends where a page
+// Memory of a device (or is page-locked on the host for it). Every allocation ends where a page
 // that cannot be touched begins, but for its alignment's slack, which is looked at when it is
 // freed.
 class MemoryTable {
@@ -108,7 +108,7 @@ class MemoryTable {
   std::map<std::byte*, Allocation> allocations_ ABSL_GUARDED_BY(mutex_);
 };
 
-// What a kernel is launched with, for every replay.
+// Arguments of a kernel's launch, for every replay.
 struct LaunchWork {
   simt::GridWork grid;                                // but for the seed
   std::shared_ptr<std::vector<simt::Words4>> params;  // 16-byte aligned, as on a GPU
@@ -281,7 +281,7 @@ class EmulatedDevice final : public Device {
     return Buffer(data, bytes, [table](void* p) { table->Free(p); });
   }
 
-  // What a GPU refuses.
+  // Launches that a GPU refuses.
   void CheckShape(const LaunchShape& shape) const {
     TREADLE_CHECK(shape.threads > 0 && shape.threads <= 1024 && shape.threads % 32 == 0);
     TREADLE_CHECK(shape.grid_x > 0 && shape.grid_x <= 0x7fffffffu);

@@ -1,4 +1,4 @@
-// What is said of a kernel that broke a rule.
+// Messages about a kernel that broke a rule.
 #include <string>
 #include <string_view>
 

@@ -74,8 +74,8 @@ Fiber::Fiber(void (*body)(), int color) : body_(body) {
   memory_ = static_cast<std::byte*>(memory);
   bottom_ = memory_ + kGuardBytes;
   bytes_ = kStackBytes;
-  // What treadle_switch_stack pops: six registers and where to go. Above it one word, so that Start
-  // finds the stack aligned as after a call.
+  // The words that treadle_switch_stack pops: six registers and where to go. Above it one word, so
+  // that Start finds the stack aligned as after a call.
   std::byte* top = memory_ + kGuardBytes + kStackBytes - 64 - 320 * static_cast<size_t>(color % 64);
   auto* frame = reinterpret_cast<uintptr_t*>(top) - 8;
   for (int i = 0; i < 6; ++i) frame[i] = 0;

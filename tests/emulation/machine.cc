@@ -42,7 +42,7 @@ struct ThreadState {
   std::vector<PendingCopy> copies;
   int group = 0;         // of copies that are issued now
   bool awaited = false;  // earlier launches
-  // What its copies brought is not fenced yet; and passed a barrier so.
+  // Bytes of its copies are not fenced yet, and passed a barrier so.
   bool unfenced = false;
   bool published = false;
 };
@@ -116,7 +116,7 @@ class Machine {
     return int64_t{grid[0]} * grid[1] * grid[2];
   }
 
-  // What a fiber does, again and again: one thread of one block.
+  // Work of a fiber, again and again: one thread of one block.
   static void RunThread();
 
   uint64_t Random() {

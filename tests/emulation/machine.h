@@ -25,7 +25,7 @@
 
 namespace treadle::simt {
 
-// What the lanes of a warp can meet for.
+// Reasons for the lanes of a warp to meet.
 enum class Meeting : uint8_t {
   kReturn,
   kAwaitEarlierLaunches,
@@ -47,7 +47,7 @@ enum class Meeting : uint8_t {
   kWarpgroupWait,
 };
 
-// What each lane brings; results are written into it.
+// Operands of each lane; results are written into it.
 struct Exchange {
   uint64_t value = 0;
   int from = 0;  // lane whose value is wanted
@@ -98,8 +98,8 @@ struct GridShape {
   size_t shared_bytes = 0;
   bool warpgroups_round_apart = false;  // see WarpgroupUnit::Begin
 };
-// What a launch runs: kernel and params are handed to `invoke` once for each thread. seed: of all
-// orders.
+// Description of a launch: kernel and params are handed to `invoke` once for each thread. seed: of
+// all orders.
 struct GridWork {
   GridShape shape;
   uint64_t seed = 1;

@@ -223,7 +223,7 @@ inline uint32_t PackBf16(float low, float high) {
 inline uint32_t PackF16(float low, float high) {
   return uint32_t{ToF16(low)} | (uint32_t{ToF16(high)} << 16);
 }
-// What should not be there, finite numbers beyond f16's range, becomes infinite.
+// Finite numbers beyond f16's range, which should not be there, become infinite.
 inline uint32_t PackSmallF16(float low, float high) {
   const auto grown = [](float x) {
     return x >= 65520 ? Infinity() : x <= -65520 ? -Infinity() : x;

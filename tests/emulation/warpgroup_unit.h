@@ -17,7 +17,7 @@
 
 namespace treadle::simt {
 
-// What each lane brings to a product or a wait.
+// Operands of each lane for a product or a wait.
 struct WarpgroupOperands {
   void* d = nullptr;            // [columns / 8][4]
   const uint32_t* a = nullptr;  // [4]; of int8 products it outlives them
@@ -44,7 +44,7 @@ class WarpgroupUnit {
   int64_t issued() const { return issued_; }
 
  private:
-  // What products add to, of all lanes.
+  // Accumulators that products add to, of all lanes.
   struct Sums {
     void* lanes[32] = {};
     int columns = 0;
@@ -81,8 +81,8 @@ class WarpgroupUnits {
   static constexpr int kWarps = 4;  // of a warpgroup
 
   void Begin(size_t warps, bool round_apart);
-  // What the lanes of a warp met for: kWarpgroupFence or one after it. all_fenced: no thread has
-  // passed a barrier with copies that it has not fenced.
+  // Step for which the lanes of a warp met: kWarpgroupFence or one after it. all_fenced: no thread
+  // has passed a barrier with copies that it has not fenced.
   const char* Run(int warp, Meeting meeting, void* const (&lanes)[32],
                   std::span<const unsigned char> shared, bool read_now, bool all_fenced);
   // When all have returned. `warp`: whose kernel is wrong.

@@ -1,4 +1,4 @@
-// What every Engine promises (engine/engine.h), on a tiny Llama: the same tests for an engine in
+// Promises of every Engine (engine/engine.h), on a tiny Llama: the same tests for an engine in
 // this process and for one made of worker processes, however many stages and ranks.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -212,7 +212,7 @@ TEST_P(EngineContract, MaskedStepsSampleWhatIsAllowed) {
   const IterationResult second = runner_->Next();
   EXPECT_TRUE(second.steps[0].token() == 11 || second.steps[0].token() == 12);
 
-  // What was sampled without a mask is what it would be without company.
+  // Tokens sampled without a mask are what they would be without company.
   engine().Submit(PlanOf(epoch, 2).Start(StartOf(4, 2, {4})).Step(SampleOf(StepOf(4, 0, {1, 2}))));
   EXPECT_EQ(runner_->Next().steps[0].token(), first.steps[1].token());
 }

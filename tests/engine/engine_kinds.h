@@ -29,7 +29,7 @@ struct EngineKind {
   }
 };
 
-// What one rank of that kind computes on.
+// Backend of one rank of that kind.
 std::unique_ptr<Backend> MakeBackend(const EngineKind& kind);
 
 // An engine of a kind that EngineKinds names: computes exact (GPUs: in f32), one thread per rank.

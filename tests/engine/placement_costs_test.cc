@@ -19,7 +19,7 @@ class PlacementCostsTest : public ScratchCheckpoint {
     return options;
   }
 
-  // What stages weigh, against models that are loaded so.
+  // Weights of stages, against models that are loaded so.
   static void ExpectBytesOfLoadedStages(const Checkpoint& checkpoint, const CostOptions& options) {
     const auto backend = CreateCpuBackend({.threads = 1});
     ASSERT_TRUE(backend.ok());

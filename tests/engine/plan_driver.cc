@@ -95,7 +95,7 @@ int32_t PlanDriver::Reuse(Sequence& first, IterationPlan& plan) {
   return reused;
 }
 
-// What the plan computes of prompts is there for the plans after it.
+// Positions that the plan computes of prompts are there for the plans after it.
 void PlanDriver::Keep(const IterationPlan& plan) {
   for (const Step& step : plan.steps) {
     const Sequence& sequence = sequences_.at(step.sequence - 1);
@@ -242,7 +242,7 @@ void PlanDriver::Absorb(const IterationResult& result) {
       } else {
         AbsorbToken(sequence, row);
       }
-      // What comes next was computed after another token.
+      // The next step was computed after another token.
       if (i + 1 < guessed.size() && guessed[i + 1] != tokens[index]) break;
     }
     if (guessed.empty()) continue;

@@ -1,4 +1,4 @@
-// What a stage hands to the model for a given plan, and what it makes of the model's answer.
+// A stage's calls of the model for a given plan, and its use of the model's answer.
 #include "engine/stage.h"
 
 #include <gmock/gmock.h>
@@ -78,7 +78,7 @@ class StageTest : public ::testing::Test {
     return result.ok() ? *std::move(result) : IterationResult();
   }
 
-  // What greedy sampling gives after these ids.
+  // Token of greedy sampling after these ids.
   int32_t Greedy(const std::vector<int32_t>& ids) const {
     const uint32_t hash = PrefixModel::Hash(ids);
     int32_t best = 0;

@@ -1,4 +1,4 @@
-// What workers may say to a master: an input is a list of their messages. The first byte says
+// Messages of workers to a master: an input is a list of their messages. The first byte says
 // whether they begin with the hello, or only once an epoch stands and plans wait for their results.
 // A message has a byte that says whose it is, and two bytes of length.
 #include <chrono>
@@ -39,7 +39,7 @@ std::vector<IterationPlan> Plans() {
           PlanOf(1, 1).Step(SampleOf(PreviousSample(7, 3)))};
 }
 
-// What an honest worker says until its epoch stands, message by message.
+// Messages of an honest worker until its epoch stands, message by message.
 std::vector<control::WorkerMessage> HonestWords() {
   std::vector<control::WorkerMessage> words(4);
   control::WorkerHello& hello = *words[0].mutable_hello();

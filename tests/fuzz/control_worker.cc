@@ -1,4 +1,4 @@
-// What a master, and the stage before, may say to a worker. The first byte of an input says which
+// Messages of a master, and of the stage before, to a worker. The first byte of an input says which
 // checkpoint the master has; messages follow, each with a byte that says whose it is and two bytes
 // of length. What the worker asks of a tensor is answered as the byte that comes next says: with
 // the master's tensor, with a byte of it changed and the right hash, or with something else.
@@ -7,8 +7,8 @@
 #include "base/sha256.h"
 #include "base/status.h"
 #include "engine/plan/plan_messages.h"
-#include "engine/remote/received_checkpoint.h"
-#include "engine/remote/worker.h"
+#include "engine/remote/worker/received_checkpoint.h"
+#include "engine/remote/worker/worker.h"
 #include "tests/engine/plan_builder.h"
 #include "tests/fuzz/fake_control_streams.h"
 #include "tests/fuzz/fuzz_input.h"

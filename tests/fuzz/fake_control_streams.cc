@@ -6,7 +6,7 @@
 namespace treadle {
 namespace {
 
-// What was opened, and who listens.
+// Opened streams, and who listens.
 struct Network {
   TaskThread events;
   Mutex mutex;

@@ -87,7 +87,7 @@ using WorkerEnd = FakeStream<control::WorkerMessage, control::MasterMessage>;
 using FollowerEnd = FakeStream<control::FollowMessage, control::FollowAnswer>;
 using FollowedEnd = FakeStream<control::FollowAnswer, control::FollowMessage>;
 
-// What the code under test has opened since the last call, in order.
+// Streams that the code under test has opened since the last call, in order.
 std::vector<std::shared_ptr<MasterEnd>> TakeAttached();
 std::vector<std::shared_ptr<FollowerEnd>> TakeFollowers();
 // A stream to the server that was started last.

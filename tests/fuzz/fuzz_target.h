@@ -1,4 +1,4 @@
-// What parses bytes from outside, as functions that any bytes may be given to. libFuzzer looks for
+// Parsers of bytes from outside, as functions that any bytes may be given to. libFuzzer looks for
 // bytes that break one (`make fuzz`); the ordinary suite runs all of them on their seeds.
 //
 // Thread safety: one target at a time, on one thread.

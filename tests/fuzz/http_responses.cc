@@ -9,7 +9,7 @@
 namespace treadle {
 namespace {
 
-// What is read of `bytes`, in pieces of `size`: the body, its events, and how it ended.
+// The response read from `bytes`, in pieces of `size`: the body, its events, and how it ended.
 std::string ReadIn(std::string_view bytes, size_t size) {
   HttpResponseParser answer;
   EventStreamParser stream;

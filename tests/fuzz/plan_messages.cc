@@ -49,7 +49,7 @@ bool Parse(FuzzInput& input, Message& message) {
   return message.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()));
 }
 
-// What was decoded is encoded to what decodes to the same.
+// A decoded plan is encoded to what decodes to the same.
 template <typename Message, typename Value>
 void CheckEncoding(const Value& value, void (*encode)(const Value&, Message&),
                    absl::StatusOr<Value> (*decode)(const Message&)) {

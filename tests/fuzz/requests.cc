@@ -20,7 +20,7 @@ namespace {
 
 constexpr RequestLimits kLimits = {.max_batch_size = 4, .pooling = Pooling::kMean};
 
-// What the planner and the ranks rely on.
+// Properties that the planner and the ranks rely on.
 void CheckSpec(const RequestSpec& spec) {
   const ServedModel& model = FuzzedModel();
   const auto prompt = static_cast<int64_t>(spec.prompt.size());

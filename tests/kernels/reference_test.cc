@@ -163,6 +163,7 @@ TEST(QuantizeActivations, Int16HasSteps128TimesAsFine) {
   EXPECT_EQ(block.scale, 1.0f / 128);
   EXPECT_THAT(std::vector<int>(block.codes, block.codes + 6),
               testing::ElementsAre(-16256, 16256, 64, 2, 2, 0));
+  EXPECT_EQ(QuantizeActivations(x, ComputeMode::kInt12).codes[2], 8);
 }
 
 // LLM.int8() by hand: a matrix of integers, and activations that are their own codes. Column 1 is

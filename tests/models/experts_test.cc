@@ -155,7 +155,7 @@ TEST_F(Experts, NumbersThatDoNotFitAFolderAreRefused) {
   file.header.erase(lost);
   Write("in/model.safetensors", file.Bytes());
   ExpectRefused(Load(folder), folder, Str("tensor '", lost, "' is missing").c_str());
-  // What nobody could say in a .gguf file.
+  // Facts that a .gguf file cannot say.
   ExpectRefused(Make(folder, Path("out.gguf"), "keep").status(), folder,
                 "'blk.1.ffn_up_exps.3.weight' comes where that of expert 2 is expected");
 }

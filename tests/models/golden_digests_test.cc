@@ -24,7 +24,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr ComputeMode kModes[] = {ComputeMode::kExact, ComputeMode::kInt16, ComputeMode::kInt8,
-                                  ComputeMode::kBf16, ComputeMode::kMixed};
+                                  ComputeMode::kBf16,  ComputeMode::kMixed, ComputeMode::kInt12};
 
 std::unique_ptr<Backend> Open(CpuIsa isa, ComputeMode compute) {
   auto backend = CreateCpuBackend({.threads = 2, .compute = compute, .isa = isa});

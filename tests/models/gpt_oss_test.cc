@@ -1,4 +1,4 @@
-// What gpt-oss' files may say: experts that share tensors, in floats and in MXFP4; and YaRN.
+// Contents of gpt-oss' files: experts that share tensors, in floats and in MXFP4; and YaRN.
 #include "models/architectures/gpt_oss.h"
 
 #include <cmath>
@@ -274,8 +274,8 @@ TEST_F(GptOss, YarnThatCannotBeIsRefused) {
   }
 }
 
-// What transformers works out of mscale, where nothing gives the factor itself; and what a .gguf
-// file leaves out.
+// Factors that transformers works out of mscale, where nothing gives the factor itself; and what a
+// .gguf file leaves out.
 TEST_F(GptOss, YarnsAttentionFactor) {
   const std::string folder = TinyFolder(kLlama, Options(true));
   const Json config = Json::parse(Read("in/config.json"));

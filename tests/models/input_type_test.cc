@@ -152,7 +152,7 @@ INSTANTIATE_TEST_SUITE_P(
             "llama_int8_head", "llama", "bf16", "lm_head=int8", kF16, {{kF32, 1}, {kF16, 8}}},
         InputTypeCase{
             "gpt2_int8_head", "gpt2", "bf16", "lm_head=int8", kF16, {{kF32, 1}, {kF16, 8}}},
-        // What SwiGLU and GeLU leave in place, and nothing else.
+        // Rows that SwiGLU and GeLU leave in place, and nothing else.
         InputTypeCase{
             "llama_int8_down", "llama", "bf16", "ffn_down=int8", kF16, {{kF32, 2}, {kF16, 7}}},
         InputTypeCase{

@@ -35,7 +35,7 @@ bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
-// What a first stage makes of a token.
+// A first stage's row of a token.
 std::vector<float> Hidden(Model& model) {
   const ModelConfig& config = model.config();
   const int32_t token = 300, position = 0, page = 0;

@@ -45,7 +45,7 @@ const std::vector<Room>& Rooms() {
        {"engine/record/"}},
       {"engine", {"models/", "kernels/", "base/"}, {"engine/remote/", "engine/record/"}},
       {"engine/remote", {"engine/", "models/", "kernels/", "net/", "base/"}, {}},
-      // What scheduler and engine say to each other: it knows neither of them.
+      // The language between scheduler and engine: it knows neither of them.
       {"engine/plan", {"models/", "kernels/", "base/"}, {}},
       {"engine/kv", {"engine/plan/", "models/", "kernels/", "base/"}, {}},
       {"engine/record", {"engine/", "models/", "kernels/", "base/"}, {"engine/remote/"}},
@@ -83,7 +83,7 @@ const std::vector<Room>& Rooms() {
        {"server/adapters/", "server/access/", "server/constraint/", "server/durable/",
         "server/observe/", "scheduler/", "engine/", "models/text/", "base/"},
        {}},
-      // What is on disk.
+      // Files on disk.
       {"server/durable",
        {"server/observe/log_event.h", "server/observe/refusals.h", "scheduler/", "engine/",
         "base/"},
@@ -164,7 +164,7 @@ std::string Violation(const std::string& path, const Include& include) {
   if (path.ends_with(".cu") && !include.quoted && StartsWithAny(include.name, kVendor)) {
     return "a vendor header in a kernel";
   }
-  // What every front end shares speaks no protocol.
+  // Parts that every front end shares speak no protocol.
   if (path.starts_with("server/session/") &&
       (StartsWithAny(include.name, kVendor) || include.name.ends_with(".pb.h"))) {
     return "generated protobuf or gRPC in this room";
@@ -339,7 +339,7 @@ TEST(Layering, TheCheckSeesWhatIsForbidden) {
 
 // An architecture's name is for its description alone: what differs is asked of that.
 TEST(Repository, NobodyComparesAnArchitecturesName) {
-  // What these (and models/text) name is a tokenizer, or an architecture as data.
+  // Rooms that these (and models/text) name hold a tokenizer, or an architecture as data.
   const std::vector<std::string> kOthers = {"models/checkpoints/gguf/gguf_tokenizer.cc",
                                             "models/checkpoints/write/gguf_description.cc",
                                             "models/checkpoints/random/random_shapes.h"};

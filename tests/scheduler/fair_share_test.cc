@@ -1,4 +1,4 @@
-// Who is admitted next under the policies that do not go by arrival alone, over random histories.
+// Admission under the policies that do not go by arrival alone, over random histories.
 
 #include "scheduler/fair_share.h"
 

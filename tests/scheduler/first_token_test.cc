@@ -1,4 +1,4 @@
-// What is foretold of first tokens, and what --max-ttft makes of it, on a clock that goes on by
+// Forecasts of first tokens, and their use by --max-ttft, on a clock that goes on by
 // a + b * rows seconds an iteration.
 
 #include "scheduler/first_token.h"

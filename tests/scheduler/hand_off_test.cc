@@ -1,4 +1,4 @@
-// What crosses threads: the pool, the token stream, the ledger, and the loop on its own thread.
+// Parts that cross threads: the pool, the token stream, the ledger, and the loop on its own thread.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

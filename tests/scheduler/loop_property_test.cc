@@ -69,7 +69,7 @@ HarnessOptions RandomOptions(Random& random, const std::string& policy) {
   return options;
 }
 
-// What an engine loses: some neighbouring stages, nothing, or all.
+// Losses of an engine: some neighbouring stages, nothing, or all.
 StageRange RandomLoss(Random& random, const LoopHarness& harness) {
   const auto begin = static_cast<int32_t>(random.Below(harness.options.engine.stages));
   const auto count = static_cast<int32_t>(random.Below(4));

@@ -226,7 +226,8 @@ TEST_P(Loop, TakesFewerIterationsForTheSameTokens) {
   EXPECT_LT(2 * plans[1], plans[0]);
 }
 
-// Those that try guesses and those that do not are in one plan, however many plans there may be.
+// Sequences that try guesses and sequences that do not are in one plan, however many plans there
+// may be.
 TEST_P(Loop, KeepsTheBatchTogether) {
   if (GetParam() > 1) return;  // with stages, plans share the requests out
   HarnessOptions options = Options();

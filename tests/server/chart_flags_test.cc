@@ -1,4 +1,4 @@
-// What the Helm chart knows of serve's flags is what the table of flags says: the properties of
+// The Helm chart knows of serve's flags what the table of flags says: the properties of
 // `server` in its schema, their names in values.yaml, the flags that extraArgs may not have, and a
 // set of values with every word. The README beside the chart has every value of the schema.
 // TREADLE_WRITE_CHART=1 (make chart-flags) writes all of it.

@@ -43,7 +43,7 @@ TEST(ConfigurationSources, AFlagOutranksTheEnvironmentAndThatTheFile) {
   EXPECT_EQ(settings->at("--max-batch-size").source, "TREADLE_MAX_BATCH_SIZE");
   EXPECT_EQ(settings->at("--model").source, file + " line 4");
 
-  // What is printed reads back to the same.
+  // The printed text reads back to the same.
   ServeOptions again;
   const std::string printed = PrintSettings(*settings, options);
   ASSERT_TRUE(ApplySources({}, FileOf(printed), again).ok()) << printed;
@@ -77,7 +77,7 @@ TEST(ConfigurationSources, VariablesOfAServiceAreNobodysMistake) {
   }
 }
 
-// What this repository reads itself, also in tests, which start servers with it.
+// Variables that this repository reads itself, also in tests, which start servers with it.
 TEST(ConfigurationSources, VariablesThatAreReadElsewhereAreKnown) {
   namespace fs = std::filesystem;
   const std::regex read(

@@ -89,7 +89,7 @@ TEST_F(GenerationTest, StopStringAcrossTokensEndsTheCandidate) {
   EXPECT_EQ(parts[0].stop_string, "\n\nQ:");
   EXPECT_EQ(parts[0].token_ids, std::vector<int32_t>{':'});
   EXPECT_EQ(generation.completion_tokens(), 8);
-  // What was in flight is dropped.
+  // Plans in flight are dropped.
   EXPECT_TRUE(generation.Absorb(Tokens("x")).empty());
 }
 

@@ -71,7 +71,7 @@ TEST(Page, ComesWithWhatKeepsABrowserToIt) {
   EXPECT_THAT(Get(server, "/", "If-None-Match: \"other\"\r\n"), StartsWith("HTTP/1.1 200 OK\r\n"));
 }
 
-// What a file of the page loads is there, and nothing is inline or from elsewhere: the policy, and
+// Files that the page loads are there, and nothing is inline or from elsewhere: the policy, and
 // a machine without a network, would not have it.
 TEST(Page, HasAllThatItLoads) {
   const auto types = std::map<std::string, std::string>{{".js", "text/javascript; charset=utf-8"},

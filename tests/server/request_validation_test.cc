@@ -187,7 +187,7 @@ TEST(RequestValidation, AbsentFieldsAreAsTheModelsAuthorsRecommend) {
   EXPECT_EQ(sampling.repetition_penalty, 1.05f);
   EXPECT_EQ(EffectsJson(sampling),
             R"({"temperature":0.6,"top_k":20,"top_p":0.95,"repetition_penalty":1.05})");
-  // What is asked counts, also where it is what nothing would mean.
+  // A value that is asked counts, also where it is the default.
   request.mutable_sampling()->set_temperature(0);
   request.mutable_sampling()->set_top_k(0);
   request.mutable_sampling()->set_top_p(1);

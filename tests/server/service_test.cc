@@ -1,4 +1,4 @@
-// What the API promises, over a real channel. What happens when things go wrong:
+// Promises of the API, over a real channel. Things that go wrong:
 // service_fault_test.
 #include <gmock/gmock.h>
 #include <grpcpp/generic/generic_stub.h>

@@ -41,7 +41,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr size_t kStages = 3;
 constexpr std::chrono::seconds kBetweenFaults{5};
-// What one request may leave behind; fewer samples say nothing of it.
+// Bytes that one request may leave behind; fewer samples say nothing of it.
 constexpr double kLeakBytes = 1024;
 constexpr size_t kLeakSamples = 30;
 

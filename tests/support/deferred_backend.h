@@ -16,7 +16,7 @@ namespace treadle {
 
 class DeferredBackend final : public ForwardingBackend {
  public:
-  // What happened so far; to be read when the engine rests.
+  // Calls so far; to be read when the engine rests.
   struct Counts {
     std::atomic<int> most_on_their_way = 0;  // marks set and not waited for
     std::atomic<int> replays = 0;            // runs of a graph after its first

@@ -1,12 +1,12 @@
-// What ranks on GPUs need, with emulated ones (kernels/cuda/emulation), each as large as the
-// settings say and with nothing on it.
+// Devices and links of ranks on GPUs, with emulated ones (kernels/cuda/emulation), each as large as
+// the settings say and with nothing on it.
 #pragma once
 
 #include <memory>
 #include <utility>
 
 #include "base/status.h"
-#include "engine/remote/worker_stage.h"
+#include "engine/remote/worker/worker_stage.h"
 #include "kernels/backend.h"
 #include "kernels/cuda/runtime/backend_on_device.h"
 #include "kernels/cuda/runtime/device.h"

@@ -90,7 +90,7 @@ class FakeEngine final : public Engine {
   // The oldest plan that runs is done; false if there is none.
   // `timings`: what it reports; null: what SetTimings says.
   bool Complete(const IterationTimings* timings = nullptr) ABSL_LOCKS_EXCLUDED(mutex_);
-  // What plans submitted from now on report.
+  // Report of plans submitted from now on.
   void SetTimings(const IterationTimings& timings) ABSL_LOCKS_EXCLUDED(mutex_);
   // The epoch ends, and these stages lose their pages; nothing more of it is returned.
   void Fail(absl::Status status, StageRange lost = {}) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -187,10 +187,10 @@ class FakeEngine final : public Engine {
   std::vector<std::string> violations_ ABSL_GUARDED_BY(mutex_);
 };
 
-// What the fake engine's model answers, computed without pages: the tokens of one candidate until
+// Answer of the fake engine's model, computed without pages: the tokens of one candidate until
 // an end token or max_new_tokens. Tokens are below 64.
 std::vector<int32_t> ReferenceOutput(const RequestSpec& spec, uint32_t candidate);
-// What it gives for a prompt that is pooled, in either way.
+// Its result for a prompt that is pooled, in either way.
 std::vector<float> ReferenceEmbedding(std::span<const int32_t> prompt);
 // The log probability that it gives to the prompt token at `position`.
 float ReferencePromptLogprob(int32_t position, int32_t token);

@@ -7,7 +7,7 @@
 
 namespace treadle {
 
-// What is neither a letter nor a digit becomes an underscore.
+// Replaces every character but letters and digits by an underscore.
 inline std::string Identifier(std::string name) {
   std::ranges::replace_if(
       name, [](unsigned char c) { return std::isalnum(c) == 0; }, '_');

@@ -18,7 +18,7 @@ namespace treadle {
 
 class PrefixModel : public Model {
  public:
-  // What one Forward was given.
+  // Inputs of one Forward.
   struct Call {
     struct Span {
       int32_t first_row = 0;

@@ -69,7 +69,7 @@ class ReferenceRunner {
   Buffer logits_;       // [1, vocab]
 };
 
-// What two details disagree in, compared bit by bit; empty if they are equal.
+// Difference of two details, compared bit by bit; empty if they are equal.
 std::string Difference(const std::vector<TokenDetail>& a, const std::vector<TokenDetail>& b);
 
 }  // namespace treadle

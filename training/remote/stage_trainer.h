@@ -7,7 +7,7 @@
 #include <memory>
 
 #include "absl/status/status.h"
-#include "engine/remote/worker.h"
+#include "engine/remote/worker/worker.h"
 #include "training/frozen_layers.h"
 
 namespace treadle {

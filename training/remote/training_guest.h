@@ -21,7 +21,7 @@
 #include <memory>
 #include <string>
 
-#include "engine/remote/worker.h"
+#include "engine/remote/worker/worker.h"
 
 namespace treadle {
 

@@ -50,8 +50,11 @@ TREADLE_SIMD __m256i RoundCodes(const float* x, __m256 inverse, int32_t largest)
                           _mm256_set1_epi32(-largest));
 }
 
-// 32 codes of P planes: of 127 steps to absmax, or of 127 * 128.
-template <int P>
+// Steps to absmax.
+inline constexpr int32_t kInt8Steps = 127, kInt12Steps = 127 * 16, kInt16Steps = 127 * 128;
+
+// 32 codes.
+template <int32_t kSteps>
 TREADLE_SIMD ActivationBlock QuantizeBlock(const float* x, __m256i (&q)[4]) {
   const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
   __m256i largest = _mm256_setzero_si256();
@@ -63,7 +66,6 @@ TREADLE_SIMD ActivationBlock QuantizeBlock(const float* x, __m256i (&q)[4]) {
   float absmax;
   __builtin_memcpy(&absmax, &bits, 4);
   const bool zero = absmax < 0x1p-100f;
-  constexpr int32_t kSteps = P == 1 ? 127 : 127 * 128;
   const __m256 inverse = _mm256_set1_ps(zero ? 0.0f : kSteps / absmax);
   for (int i = 0; i < 4; ++i) q[i] = RoundCodes(x + 8 * i, inverse, kSteps);
   ActivationBlock block;
@@ -74,12 +76,14 @@ TREADLE_SIMD ActivationBlock QuantizeBlock(const float* x, __m256i (&q)[4]) {
   return block;
 }
 
-// Two planes of codes q = 128 * high + low, low in [-64, 63].
+// Two planes of codes q = 2^kBits * high + low: high is q / 2^kBits, rounded half up.
+template <int kBits>
 TREADLE_SIMD void StorePlanes(int8_t* low, int8_t* high, const __m256i (&q)[4]) {
   __m256i upper[4], lower[4];
   for (int i = 0; i < 4; ++i) {
-    upper[i] = _mm256_srai_epi32(_mm256_add_epi32(q[i], _mm256_set1_epi32(64)), 7);
-    lower[i] = _mm256_sub_epi32(q[i], _mm256_slli_epi32(upper[i], 7));
+    upper[i] =
+        _mm256_srai_epi32(_mm256_add_epi32(q[i], _mm256_set1_epi32(1 << (kBits - 1))), kBits);
+    lower[i] = _mm256_sub_epi32(q[i], _mm256_slli_epi32(upper[i], kBits));
   }
   StoreByteCodes(low, lower);
   StoreByteCodes(high, upper);

@@ -21,6 +21,8 @@ MatMulKernel KernelOfRows(CpuIsa isa, ComputeMode compute) {
       return {kMatMulExact[isa], nullptr, 0, false};
     case ComputeMode::kInt8:
       return {kMatMulInt8[isa], kQuantizeInt8[isa], kInt8Bytes, false};
+    case ComputeMode::kInt12:
+      return {kMatMulInt16[isa], kQuantizeInt12[isa], kInt16Bytes, true};
     case ComputeMode::kAuto:
     case ComputeMode::kInt16:
     case ComputeMode::kBf16:   // of other matrices than layers'
@@ -39,6 +41,8 @@ MatMulKernel KernelOf(CpuIsa isa, ComputeMode compute) {
   kernel.run_row_int8_tiles = avx512::MatMulTilesRowInt8;
   if (compute == ComputeMode::kInt8) {
     kernel.tiles = {avx512::MatMulTilesInt8, avx512::QuantizeTileInt8, kTileBlockInt8};
+  } else if (compute == ComputeMode::kInt12) {
+    kernel.tiles = {avx512::MatMulTilesInt12, avx512::QuantizeTileInt12, kTileBlockInt12};
   } else if (kernel.quantize != nullptr) {
     kernel.tiles = {avx512::MatMulTilesInt16, avx512::QuantizeTileInt16, kTileBlockInt16};
   }
@@ -72,13 +76,15 @@ PackTarget PackTargetOf(CpuIsa isa, ComputeMode compute, const MatrixSource& sou
   return {.table_bits = kernel.codebooks ? bits : 8,
           .inline_codes = kernel.codebooks || kernel.quantize == nullptr,
           .isa = isa,
-          .coarse = compute == ComputeMode::kMixed && mode == ComputeMode::kInt8};
+          .coarse = mode == ComputeMode::kInt12 ||
+                    (compute == ComputeMode::kMixed && mode == ComputeMode::kInt8)};
 }
 
 CpuMatMul::CpuMatMul(ThreadPool& pool, CpuIsa isa, ComputeMode compute)
     : pool_(pool),
-      kernel_(KernelOf(isa, compute)),
-      coarse_kernel_(KernelOf(isa, ComputeMode::kInt8)),
+      kernel_(KernelOf(isa, compute == ComputeMode::kInt12 ? ComputeMode::kInt16 : compute)),
+      coarse_kernel_(
+          KernelOf(isa, compute == ComputeMode::kMixed ? ComputeMode::kInt8 : ComputeMode::kInt12)),
       row_activations_(isa) {}
 
 // Matrices that were quantized with the same inputs have equal orders in places of their own.

@@ -150,8 +150,9 @@ struct PackedView {
   // MatrixConstants' field of this name, [k]; null: features in order. Kernels are handed
   // activations in this order.
   const int32_t* input_order = nullptr;
-  bool bf16 = false;    // products round their factors: ComputeMode::kBf16
-  bool coarse = false;  // activations have 8 bits, those of others 16: ComputeMode::kMixed
+  bool bf16 = false;  // products round their factors: ComputeMode::kBf16
+  // Activations of fewer bits than the others': 8 of ComputeMode::kMixed, 12 of kInt12.
+  bool coarse = false;
   // kTiles4 and kTiles8.
   bool halves = false;
   bool seconds = false;
@@ -161,8 +162,8 @@ struct PackedView {
 };
 
 // One block of 32 quantized activations besides its codes. The codes are q in one plane of bytes
-// (kInt8), or two one after the other and the q themselves (kInt16): low, then high, with q = 128 *
-// high + low.
+// (kInt8), or two one after the other and the q themselves (kInt16, kInt12): low, then high, with q
+// = 128 * high + low.
 struct ActivationBlock {
   float scale;
   float scaled_sum;  // scale * (sum of q)
@@ -235,21 +236,23 @@ TREADLE_ISA_KERNEL(MatMulInt8, MatMulFunction);
 TREADLE_ISA_KERNEL(MatMulInt16, MatMulFunction);
 TREADLE_ISA_KERNEL(QuantizeInt8, QuantizeFunction);
 TREADLE_ISA_KERNEL(QuantizeInt16, QuantizeFunction);
+TREADLE_ISA_KERNEL(QuantizeInt12, QuantizeFunction);  // for MatMulInt16
 inline constexpr int64_t kInt8Bytes = 1;
 inline constexpr int64_t kInt16Bytes = 4;
 // Products of kBf16, whose rows RoundRowToBf16 has rounded, out to whole blocks of 32 k.
 TREADLE_ISA_KERNEL(MatMulBf16, MatMulFunction);
 TREADLE_ISA_KERNEL(RoundRowToBf16, void(const float* x, int64_t k, float* out));
 
-// Products by AMX: of many rows with the bits of MatMulInt8 and MatMulInt16 (layouts with
-// HasTiles), of 16 rows at least with kRowInt8's, and of any with MatMulBf16's (kTiles4, kTiles8,
-// kTilesBf16). The first and the last take activations in tiles of 16 rows, whose blocks of 32 k
-// are: codes [planes][16][32], f32 scale[16], f32 scaled_sum[16]; or bf16 [16 pairs of k][16][2].
-// QuantizeTileFunction fills lanes [lane, lane + rows) of one; RoundTileToBf16 the others with
-// zeros.
+// Products by AMX: of many rows with the bits of MatMulInt8 and MatMulInt16 (layouts with HasTiles;
+// kInt12's with nibbles), of 16 rows at least with kRowInt8's, and of any with MatMulBf16's
+// (kTiles4, kTiles8, kTilesBf16). The first and the last take activations in tiles of 16 rows,
+// whose blocks of 32 k are: codes [planes][16][32], or of kInt12 [16][high, low][32], f32
+// scale[16], f32 scaled_sum[16]; or bf16 [16 pairs of k][16][2]. QuantizeTileFunction fills lanes
+// [lane, lane + rows) of one; RoundTileToBf16 the others with zeros.
 inline constexpr int64_t kTileRows = 16;
 inline constexpr int64_t kTileBlockInt8 = kTileRows * (kBlockValues + 8);
 inline constexpr int64_t kTileBlockInt16 = kTileRows * (2 * kBlockValues + 8);
+inline constexpr int64_t kTileBlockInt12 = kTileBlockInt16;
 inline constexpr int64_t kTileBlockBf16 = kTileRows * 2 * kBlockValues;
 // Bytes of 16 features and 32 k of kTiles4, kTiles8 and kTilesBf16.
 constexpr int64_t TileBlockBytes(const PackedView& view) {
@@ -260,8 +263,9 @@ constexpr int64_t TileBlockBytes(const PackedView& view) {
 using QuantizeTileFunction = void(const float* x, int64_t stride, int64_t lane, int64_t rows,
                                   int64_t k, uint8_t* tile);
 namespace avx512 {
-MatMulFunction MatMulTilesInt8, MatMulTilesInt16, MatMulTilesRowInt8, MatMulTilesBf16;
-QuantizeTileFunction QuantizeTileInt8, QuantizeTileInt16, RoundTileToBf16;
+MatMulFunction MatMulTilesInt8, MatMulTilesInt12, MatMulTilesInt16, MatMulTilesRowInt8,
+    MatMulTilesBf16;
+QuantizeTileFunction QuantizeTileInt8, QuantizeTileInt12, QuantizeTileInt16, RoundTileToBf16;
 }  // namespace avx512
 
 // LLM.int8()'s activations. Sets flags[begin, end) to whether any of `rows` rows of x has an

@@ -12,28 +12,50 @@
 namespace treadle::TREADLE_ISA {
 namespace {
 
-constexpr int64_t kTileBlocks = 20;        // of a group, unpacked
 constexpr int64_t kGroupsAtOnce = 2;       // for each tile of rows
 constexpr int64_t kCachedBytes = 1 << 20;  // of activations that stay in the cache for all groups
-constexpr int64_t kPlaneBytes = kTileRows * kBlockValues;
-template <int P>
-constexpr int64_t kRowTileBytes = P == 1 ? kTileBlockInt8 : kTileBlockInt16;
+
+// A form of 32 activations of 16 rows: planes of so many bytes a row, a product each.
+template <int kPlaneCount, int64_t kRowCodes, int32_t kStepCount>
+struct RowsForm {
+  static constexpr int kPlanes = kPlaneCount;
+  static constexpr int64_t kCodes = kRowCodes;
+  static constexpr int32_t kSteps = kStepCount;
+  static constexpr bool kNibbles = kCodes == 2 * kBlockValues;
+  static constexpr int64_t kPlaneBytes = kTileRows * kCodes;
+  static constexpr int64_t kBytes = kPlanes * kPlaneBytes + kTileRows * 8;
+  // Blocks of a group that are unpacked at a time: half of the L1 cache.
+  static constexpr int64_t kBlocks = 640 / kCodes;
+};
+using Bytes = RowsForm<1, kBlockValues, kInt8Steps>;
+using Planes = RowsForm<2, kBlockValues, kInt16Steps>;
+// Of kInt12: high, then low, which are multiplied with 16 * code, then code.
+using Nibbles = RowsForm<1, 2 * kBlockValues, kInt12Steps>;
+static_assert(Bytes::kBytes == kTileBlockInt8 && Planes::kBytes == kTileBlockInt16 &&
+              Nibbles::kBytes == kTileBlockInt12);
 
 // Registers 0 to 3 hold sums: of every other block two planes. Then come these.
 constexpr int kActivationTile = 4, kCodeTile = 6;
 
-// An unpacked block: signed codes in dwords of four k, f32 scale[16], and offset[16] if there are
-// any.
-template <typename Packed>
+// An unpacked block: codes in dwords of four k (of nibbles 16 times each, then each), f32
+// scale[16], and offset[16] if there are any. Codes are signed, but for nibbles without a zero.
+template <typename Packed, typename Form>
 struct CodeTile {
-  static constexpr int64_t kScales = 512;
+  static constexpr int64_t kCodesAt = Form::kNibbles ? 512 : 0;
+  static constexpr int64_t kScales = kCodesAt + 512;
   static constexpr int64_t kBytes = kScales + 64 * (1 + Packed::kOffsets);
-  static_assert(kGroupsAtOnce * kTileBlocks * kBytes <= kTileBytes);
+  static_assert(kGroupsAtOnce * Form::kBlocks * kBytes <= kTileBytes);
 
   TREADLE_SIMD static void Unpack(const uint8_t* group, int64_t block, uint8_t* tile) {
-    UnpackBlockWith<Packed, kTileLine>(group, block, tile, [](uint8_t* p, auto codes) {
-      const __m512i zero = _mm512_set1_epi8(static_cast<char>(Packed::kZero));
-      _mm512_storeu_si512(p, _mm512_sub_epi8(codes.v, zero));
+    UnpackBlockWith<Packed, kTileLine>(group, block, tile + kCodesAt, [](uint8_t* p, auto codes) {
+      const __m512i signed_codes =
+          _mm512_sub_epi8(codes.v, _mm512_set1_epi8(static_cast<char>(Packed::kZero)));
+      _mm512_storeu_si512(p, signed_codes);
+      if constexpr (Form::kNibbles) {
+        const __m512i high = _mm512_set1_epi8(static_cast<char>(0xf0));
+        _mm512_storeu_si512(p - kCodesAt,
+                            _mm512_and_si512(_mm512_slli_epi16(signed_codes, 4), high));
+      }
     });
   }
 };
@@ -56,22 +78,27 @@ struct Place {
 };
 
 // kOdd: whether of an odd block.
-template <int kOdd, int kPlane>
+template <typename Packed, typename Form, int kOdd, int kPlane>
 TREADLE_SIMD void Multiply() {
-  ZeroTile<2 * kOdd + kPlane>();
-  AddSigned<2 * kOdd + kPlane, kActivationTile + kPlane, kCodeTile>();
+  constexpr int kSums = 2 * kOdd + kPlane, kActivations = kActivationTile + kPlane;
+  ZeroTile<kSums>();
+  if constexpr (Form::kNibbles && Packed::kZero == 0) {
+    AddUnsigned<kSums, kActivations, kCodeTile>();
+  } else {
+    AddSigned<kSums, kActivations, kCodeTile>();
+  }
 }
 
 // Adds rows [kFrom, kTo) of a block. A plane's dot is an integer below 2^24: joined as floats, with
 // one rounding, two of them give what their integer would.
-template <typename Packed, int P, int kOdd, int kFrom, int kTo>
+template <typename Packed, typename Form, int kOdd, int kFrom, int kTo>
 TREADLE_SIMD void AddRows(const Place& at, const TileDots& dots, Sums& sums) {
   const Vec scale = Load(at.scales);
   ForEach<kFrom, kTo>([&]<int r>() __attribute__((always_inline)) {
     const auto plane = [&](int p) __attribute__((always_inline)) {
       return Vec{_mm512_cvtepi32_ps(_mm512_load_si512(dots.of[kOdd][p][r]))};
     };
-    const Vec dot = P == 1 ? plane(0) : Fma(plane(1), Broadcast(128.0f), plane(0));
+    const Vec dot = Form::kPlanes == 1 ? plane(0) : Fma(plane(1), Broadcast(128.0f), plane(0));
     Vec sum = Fma(dot, Mul(scale, Broadcast(at.row_scales[r])), {sums[r]});
     if constexpr (Packed::kOffsets > 0) {
       sum = Fma(Load(at.scales + kLanes), Broadcast(at.row_scales[kTileRows + r]), sum);
@@ -80,90 +107,92 @@ TREADLE_SIMD void AddRows(const Place& at, const TileDots& dots, Sums& sums) {
   });
 }
 
-template <typename Packed, int P>
+template <typename Packed, typename Form>
 TREADLE_SIMD void NextToMultiply(Place& at) {
   --at.left;
-  at.codes += CodeTile<Packed>::kBytes;
-  at.activations += kRowTileBytes<P>;
+  at.codes += CodeTile<Packed, Form>::kBytes;
+  at.activations += Form::kBytes;
 }
 
 // A step of three blocks: adds one, stores the next, and multiplies the one after that.
-template <typename Packed, int P, int kOdd>
+template <typename Packed, typename Form, int kOdd>
 TREADLE_SIMD void RunStep(Place& at, TileDots& dots, Sums& sums) {
   const auto add = [&]<int kFrom, int kTo>() __attribute__((always_inline)) {
-    AddRows<Packed, P, kOdd, kFrom, kTo>(at, dots, sums);
+    AddRows<Packed, Form, kOdd, kFrom, kTo>(at, dots, sums);
   };
   const bool more = at.left > 0;
   if (more) LoadTile<kCodeTile>(at.codes, kTileLine);
   add.template operator()<0, 2>();
-  if (more) LoadTile<kActivationTile>(at.activations, kBlockValues);
+  if (more) LoadTile<kActivationTile>(at.activations, Form::kCodes);
   add.template operator()<2, 4>();
-  if (more) Multiply<kOdd, 0>();
+  if (more) Multiply<Packed, Form, kOdd, 0>();
   add.template operator()<4, 7>();
-  if (P == 2 && more) LoadTile<kActivationTile + 1>(at.activations + kPlaneBytes, kBlockValues);
+  if (Form::kPlanes == 2 && more) {
+    LoadTile<kActivationTile + 1>(at.activations + Form::kPlaneBytes, Form::kCodes);
+  }
   add.template operator()<7, 8>();
-  if (P == 2 && more) Multiply<kOdd, 1>();
+  if (Form::kPlanes == 2 && more) Multiply<Packed, Form, kOdd, 1>();
   add.template operator()<8, 10>();
   StoreTile<2 - 2 * kOdd>(dots.of[1 - kOdd][0]);
   add.template operator()<10, 13>();
-  if constexpr (P == 2) StoreTile<3 - 2 * kOdd>(dots.of[1 - kOdd][1]);
+  if constexpr (Form::kPlanes == 2) StoreTile<3 - 2 * kOdd>(dots.of[1 - kOdd][1]);
   add.template operator()<13, 16>();
-  NextToMultiply<Packed, P>(at);
-  at.scales = Floats(reinterpret_cast<const uint8_t*>(at.scales) + CodeTile<Packed>::kBytes);
-  at.row_scales = Floats(reinterpret_cast<const uint8_t*>(at.row_scales) + kRowTileBytes<P>);
+  NextToMultiply<Packed, Form>(at);
+  at.scales = Floats(reinterpret_cast<const uint8_t*>(at.scales) + CodeTile<Packed, Form>::kBytes);
+  at.row_scales = Floats(reinterpret_cast<const uint8_t*>(at.row_scales) + Form::kBytes);
 }
 
 // The first step of the first two blocks.
-template <typename Packed, int P, int kOdd>
+template <typename Packed, typename Form, int kOdd>
 TREADLE_SIMD void Begin(Place& at) {
   if (at.left <= 0) return;
   LoadTile<kCodeTile>(at.codes, kTileLine);
-  LoadTile<kActivationTile>(at.activations, kBlockValues);
-  Multiply<kOdd, 0>();
-  if constexpr (P == 2) {
-    LoadTile<kActivationTile + 1>(at.activations + kPlaneBytes, kBlockValues);
-    Multiply<kOdd, 1>();
+  LoadTile<kActivationTile>(at.activations, Form::kCodes);
+  Multiply<Packed, Form, kOdd, 0>();
+  if constexpr (Form::kPlanes == 2) {
+    LoadTile<kActivationTile + 1>(at.activations + Form::kPlaneBytes, Form::kCodes);
+    Multiply<Packed, Form, kOdd, 1>();
   }
-  NextToMultiply<Packed, P>(at);
+  NextToMultiply<Packed, Form>(at);
 }
 
 // Sixteen rows, of which [first, end) are wanted, over the blocks of a code tile. rows: theirs from
 // block range.begin on.
-template <typename Packed, int P>
+template <typename Packed, typename Form>
 TREADLE_LOOP void RunTile(const MatMulShare& share, const BlockRange& range, int64_t first,
                           int64_t end, const uint8_t* codes, const uint8_t* rows, float* scratch) {
   const int64_t blocks = range.end - range.begin;
-  Place at = {codes, rows, blocks, Floats(codes + CodeTile<Packed>::kScales),
-              Floats(rows + P * kPlaneBytes)};
+  Place at = {codes, rows, blocks, Floats(codes + CodeTile<Packed, Form>::kScales),
+              Floats(rows + Form::kPlanes * Form::kPlaneBytes)};
   TileDots dots;
   Vec ends[kTileRows][1];
   BeginSums<kTileRows, 1>(range.first, scratch, ends);
   Sums sums;
   ForEach<0, kTileRows>([&]<int r>() __attribute__((always_inline)) { sums[r] = ends[r][0].v; });
-  Begin<Packed, P, 0>(at);
+  Begin<Packed, Form, 0>(at);
   StoreTile<0>(dots.of[0][0]);
-  if constexpr (P == 2) StoreTile<1>(dots.of[0][1]);
-  Begin<Packed, P, 1>(at);
+  if constexpr (Form::kPlanes == 2) StoreTile<1>(dots.of[0][1]);
+  Begin<Packed, Form, 1>(at);
   for (int64_t b = 0; b < blocks; b += 2) {
-    RunStep<Packed, P, 0>(at, dots, sums);
+    RunStep<Packed, Form, 0>(at, dots, sums);
     if (b + 1 == blocks) break;
-    RunStep<Packed, P, 1>(at, dots, sums);
+    RunStep<Packed, Form, 1>(at, dots, sums);
   }
   ForEach<0, kTileRows>([&]<int r>() __attribute__((always_inline)) { ends[r][0].v = sums[r]; });
   EndSums<kTileRows, 1>(range.last, share, range.row, range.group, scratch, ends, first, end);
 }
 
 // Row tiles [tile, tile_end) by all groups.
-template <typename Packed, int P>
+template <typename Packed, typename Form>
 void RunRowTiles(const MatMulInput& input, const MatMulShare& share, const MatMulScratch& scratch,
                  int64_t tile, int64_t tile_end) {
-  using Codes = CodeTile<Packed>;
+  using Codes = CodeTile<Packed, Form>;
   const int64_t blocks = input.k / kBlockValues;
   for (int64_t group = share.group_begin; group < share.group_end; group += kGroupsAtOnce) {
     const int64_t left = share.group_end - group;
     const int64_t groups = left < kGroupsAtOnce ? left : kGroupsAtOnce;
-    for (int64_t begin = 0; begin < blocks; begin += kTileBlocks) {
-      const int64_t end = begin + kTileBlocks < blocks ? begin + kTileBlocks : blocks;
+    for (int64_t begin = 0; begin < blocks; begin += Form::kBlocks) {
+      const int64_t end = begin + Form::kBlocks < blocks ? begin + Form::kBlocks : blocks;
       uint8_t* unpacked = scratch.tile;
       for (int64_t g = 0; g < groups; ++g) {
         const uint8_t* packed = share.weight.data + (group + g) * share.weight.group_bytes;
@@ -176,7 +205,7 @@ void RunRowTiles(const MatMulInput& input, const MatMulShare& share, const MatMu
       const uint8_t* next = share.weight.data +
                             (last ? group + groups : group) * share.weight.group_bytes +
                             (last ? 0 : end * block_bytes);
-      const int64_t lines = kTileBlocks * block_bytes / 64 / (tile_end - tile) + 1;
+      const int64_t lines = Form::kBlocks * block_bytes / 64 / (tile_end - tile) + 1;
       for (int64_t t = tile; t < tile_end; ++t) {
         // While these blocks are multiplied, the next ones come.
         for (int64_t g = 0; g < groups; ++g) {
@@ -185,81 +214,93 @@ void RunRowTiles(const MatMulInput& input, const MatMulShare& share, const MatMu
         }
         const int64_t row = t * kTileRows - input.first_lane;
         const int64_t rows_left = input.rows - row;
-        const uint8_t* rows = input.tiles + (t * blocks + begin) * kRowTileBytes<P>;
+        const uint8_t* rows = input.tiles + (t * blocks + begin) * Form::kBytes;
         for (int64_t g = 0; g < groups; ++g) {
           const BlockRange range = {begin, end, row, group + g, begin == 0, end == blocks};
           float* sums = scratch.sums + ((t - tile) * kGroupsAtOnce + g) * kTileRows * kLanes;
-          RunTile<Packed, P>(share, range, row < 0 ? -row : 0,
-                             rows_left < kTileRows ? rows_left : kTileRows,
-                             scratch.tile + g * (end - begin) * Codes::kBytes, rows, sums);
+          RunTile<Packed, Form>(share, range, row < 0 ? -row : 0,
+                                rows_left < kTileRows ? rows_left : kTileRows,
+                                scratch.tile + g * (end - begin) * Codes::kBytes, rows, sums);
         }
       }
     }
   }
 }
 
-template <typename Packed, int P>
+template <typename Packed, typename Form>
 void RunBlocks(const MatMulInput& input, const MatMulShare& share, const MatMulScratch& scratch) {
   TileShapes shapes;
   for (int sums = 0; sums < 4; ++sums) shapes.Set(sums, kTileRows, kTileLine);
-  for (int p = 0; p < 2; ++p) shapes.Set(kActivationTile + p, kTileRows, kBlockValues);
-  shapes.Set(kCodeTile, kBlockValues / 4, kTileLine);
+  for (int p = 0; p < 2; ++p) shapes.Set(kActivationTile + p, kTileRows, Form::kCodes);
+  shapes.Set(kCodeTile, Form::kCodes / 4, kTileLine);
   const ScopedTiles registers(shapes);
   const int64_t tiles = (input.first_lane + input.rows + kTileRows - 1) / kTileRows;
-  const int64_t fitting = kCachedBytes / (input.k / kBlockValues * kRowTileBytes<P>);
+  const int64_t fitting = kCachedBytes / (input.k / kBlockValues * Form::kBytes);
   const int64_t at_once = fitting > 0 ? fitting : 1;
   for (int64_t t = 0; t < tiles; t += at_once) {
-    RunRowTiles<Packed, P>(input, share, scratch, t, t + at_once < tiles ? t + at_once : tiles);
+    RunRowTiles<Packed, Form>(input, share, scratch, t, t + at_once < tiles ? t + at_once : tiles);
   }
 }
 
-template <int P>
+template <typename Form>
 void Run(const MatMulInput& input, const MatMulShare& share, const MatMulScratch& scratch) {
   WithBlockLayout(share.weight.kind, [&]<typename Layout>() {
-    if constexpr (!Layout::kHalves) RunBlocks<Layout, P>(input, share, scratch);
+    if constexpr (!Layout::kHalves && !(Form::kNibbles && Layout::kWide)) {
+      RunBlocks<Layout, Form>(input, share, scratch);
+    }
   });
 }
 
-template <int P>
+template <typename Form>
 void QuantizeRow(const float* x, int64_t k, int64_t lane, uint8_t* tile) {
-  for (int64_t b = 0; b < k / kBlockValues; ++b, tile += kRowTileBytes<P>) {
+  for (int64_t b = 0; b < k / kBlockValues; ++b, tile += Form::kBytes) {
     __m256i q[4];
-    const ActivationBlock block = QuantizeBlock<P>(x + b * kBlockValues, q);
-    int8_t* codes = reinterpret_cast<int8_t*>(tile) + lane * kBlockValues;
-    if constexpr (P == 1) {
-      StoreByteCodes(codes, q);
+    const ActivationBlock block = QuantizeBlock<Form::kSteps>(x + b * kBlockValues, q);
+    int8_t* codes = reinterpret_cast<int8_t*>(tile) + lane * Form::kCodes;
+    if constexpr (Form::kPlanes == 2) {
+      StorePlanes<7>(codes, codes + Form::kPlaneBytes, q);
+    } else if constexpr (Form::kNibbles) {
+      StorePlanes<4>(codes + kBlockValues, codes, q);
     } else {
-      StorePlanes(codes, codes + kPlaneBytes, q);
+      StoreByteCodes(codes, q);
     }
-    float* scales = reinterpret_cast<float*>(tile + P * kPlaneBytes);
+    float* scales = reinterpret_cast<float*>(tile + Form::kPlanes * Form::kPlaneBytes);
     scales[lane] = block.scale;
     scales[kTileRows + lane] = block.scaled_sum;
   }
 }
 
-template <int P>
+template <typename Form>
 void QuantizeRows(const float* x, int64_t stride, int64_t lane, int64_t rows, int64_t k,
                   uint8_t* tile) {
-  for (int64_t row = 0; row < rows; ++row) QuantizeRow<P>(x + row * stride, k, lane + row, tile);
+  for (int64_t row = 0; row < rows; ++row) QuantizeRow<Form>(x + row * stride, k, lane + row, tile);
 }
 
 }  // namespace
 
 void MatMulTilesInt8(const MatMulInput& input, const MatMulShare& share,
                      const MatMulScratch& scratch) {
-  Run<1>(input, share, scratch);
+  Run<Bytes>(input, share, scratch);
+}
+void MatMulTilesInt12(const MatMulInput& input, const MatMulShare& share,
+                      const MatMulScratch& scratch) {
+  Run<Nibbles>(input, share, scratch);
 }
 void MatMulTilesInt16(const MatMulInput& input, const MatMulShare& share,
                       const MatMulScratch& scratch) {
-  Run<2>(input, share, scratch);
+  Run<Planes>(input, share, scratch);
 }
 void QuantizeTileInt8(const float* x, int64_t stride, int64_t lane, int64_t rows, int64_t k,
                       uint8_t* tile) {
-  QuantizeRows<1>(x, stride, lane, rows, k, tile);
+  QuantizeRows<Bytes>(x, stride, lane, rows, k, tile);
+}
+void QuantizeTileInt12(const float* x, int64_t stride, int64_t lane, int64_t rows, int64_t k,
+                       uint8_t* tile) {
+  QuantizeRows<Nibbles>(x, stride, lane, rows, k, tile);
 }
 void QuantizeTileInt16(const float* x, int64_t stride, int64_t lane, int64_t rows, int64_t k,
                        uint8_t* tile) {
-  QuantizeRows<2>(x, stride, lane, rows, k, tile);
+  QuantizeRows<Planes>(x, stride, lane, rows, k, tile);
 }
 
 }  // namespace treadle::TREADLE_ISA

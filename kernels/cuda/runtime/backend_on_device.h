@@ -15,7 +15,7 @@ namespace treadle::cuda {
 absl::StatusOr<std::unique_ptr<Backend>> MakeCudaBackend(std::unique_ptr<Device> device,
                                                          const CudaOptions& options);
 
-// That of a backend from above.
+// The device of a backend from above.
 Device& DeviceOf(Backend& backend);
 
 // Backend::PaddedRows without limits: 1, 2, 4, 8, then multiples of 8 up to 64, of 16 up to 256, of

@@ -21,7 +21,7 @@ void AddTextFlags(CLI::App& app, TeacherForcingFlags& flags) {
 
 void AddVariantFlags(CLI::App& app, TeacherForcingFlags& flags) {
   AddChoice(app, "--compute", flags.compute, kComputeModes,
-            "arithmetic of products: auto, exact, int8, int16, mixed or bf16");
+            "arithmetic of products: auto, exact, int8, int12, int16, mixed or bf16");
   AddChoice(app, "--kv-dtype", flags.model.kv_dtype, kHostKvTypes,
             "type of the K/V cache: f16, f32 or int8");
   app.add_option("--outlier-threshold", flags.model.load.outlier_threshold,

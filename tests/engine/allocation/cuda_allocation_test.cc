@@ -1,4 +1,4 @@
-// What the host does for an iteration of decoding on a GPU: one copy to the device, one replay, one
+// Calls of the host for an iteration of decoding on a GPU: one copy to the device, one replay, one
 // copy back, and no allocation but the result's. On a device that does nothing, in a binary of its
 // own, because it counts every allocation of the process.
 #include <gtest/gtest.h>

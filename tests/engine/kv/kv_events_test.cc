@@ -1,4 +1,4 @@
-// What readers of the prefix cache's events come to know, however slow they are: what it holds.
+// Readers of the prefix cache's events, however slow, come to know what it holds.
 #include "engine/kv/kv_events.h"
 
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-// What the K/V slot manager keeps of sequences that are over, and who finds it.
+// Pages that the K/V slot manager keeps of sequences that are over, and who finds them.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -93,7 +93,7 @@ TEST(PrefixPages, WhatIsHeldIsNotReservedAgain) {
   EXPECT_EQ(manager.Find(before).tokens, 12);
 }
 
-// What is kept of a sequence that is over goes to files with the next plan, each page once, unless
+// Kept pages of a sequence that is over go to files with the next plan, each page once, unless
 // somebody took its page before.
 TEST(PrefixPages, WhatIsKeptGoesToFiles) {
   const TestFolder folder;

@@ -42,7 +42,7 @@ Wrap FaultyStage(int faulty, const FaultScript& script) {
   };
 }
 
-// What the stage behind the faulty one sees: iterations before the fault, all right, then an error.
+// View of the stage behind the faulty one: iterations before the fault, all right, then an error.
 void ExpectErrorAfter(const Outcome& outcome, int fault_at, const std::string& name) {
   EXPECT_EQ(outcome.received, fault_at) << name;
   EXPECT_TRUE(outcome.right) << name;

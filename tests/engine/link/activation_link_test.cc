@@ -173,7 +173,7 @@ TEST(ActivationLink, OneIterationMayBeBegunBeforeAnotherIsSent) {
   send(kIterations - 1);
 }
 
-// What Send sends is where Receive said, with nothing but the header in front.
+// Send's message is where Receive said, with nothing but the header in front.
 TEST(ActivationLink, F32IsNotCopied) {
   const size_t header = WireBytes(WireType::kF32, 0, kHidden);
   std::vector<CommunicatorPtr> ranks = CreateThreadLinks(2, kLong);

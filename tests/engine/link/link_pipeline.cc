@@ -28,7 +28,7 @@ void Transform(int stage, float* x, int64_t count) {
   for (int64_t i = 0; i < count; ++i) x[i] = x[i] * 0.75f + static_cast<float>(stage + 1);
 }
 
-// What stage `stage` must receive.
+// Message that stage `stage` must receive.
 std::vector<float> Expected(const PipelineCase& test, int stage, uint64_t iteration) {
   const int64_t rows = test.rows[iteration];
   std::vector<float> x = Input(iteration, rows);

@@ -130,7 +130,7 @@ TEST(WireCodec, Int8StaysWithinItsBound) {
             (most / 127 + scale_error) / 2 + 127 * scale_error + most * 4 * 0x1p-24;
         ASSERT_LE(std::abs(static_cast<double>(back[i]) - x[i]), bound) << i << " of " << cols;
       }
-      // What came off the wire goes over the next one unchanged.
+      // A message off the wire goes over the next one unchanged.
       if (unit > 1e-3f) {
         EXPECT_EQ(ThereAndBack(WireType::kInt8, back, 7, cols), back);
       }
@@ -187,7 +187,8 @@ TEST(Checksum, SeesChanges) {
   }
 }
 
-// What simple sums miss: signs that change in pairs, words that change places, zeros that are more.
+// Changes that simple sums miss: signs that change in pairs, words that change places, zeros that
+// are more.
 TEST(Checksum, SeesWhatKeepsSimpleSums) {
   std::vector<float> x = Activations(1, 512, 4);
   const auto hash = [&](size_t bytes) {

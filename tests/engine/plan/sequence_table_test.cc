@@ -311,7 +311,7 @@ TEST(SequenceTable, ACandidateDoesNotRewriteWhatItShares) {
   Apply(table, PlanOf().Step(StepOf(1, 19, {5})));
 }
 
-// What is added up must be added once.
+// Sums must add everything once.
 TEST(SequenceTable, APooledStepIsThePromptsNextPart) {
   SequenceTable table(SmallLimits());
   SequenceStart start = StartOf(1, 9, {0});

@@ -168,7 +168,7 @@ class EngineClient {
   std::unique_ptr<Engine> engine_;  // last: its threads call wake until it is gone
 };
 
-// What differs between the answers of two drivers of the same requests, bit by bit; or nothing.
+// Differences between the answers of two drivers of the same requests, bit by bit; or nothing.
 inline std::string DifferentAnswers(const PlanDriver& a, const PlanDriver& b,
                                     const std::vector<PlanDriver::DrivenRequest>& requests) {
   for (size_t i = 0; i < requests.size(); ++i) {

@@ -78,7 +78,7 @@ inline void RunOn(EngineClient& client, PlanDriver& driver) {
   ASSERT_EQ(client.Run(driver), absl::OkStatus());
 }
 
-// What a cluster makes of requests in one company.
+// Answers of a cluster to requests in one company.
 inline std::unique_ptr<PlanDriver> AnswersOf(const ClusterOptions& options,
                                              const Requests& requests) {
   auto cluster = StartThreadCluster(options);

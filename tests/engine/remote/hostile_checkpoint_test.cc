@@ -1,4 +1,4 @@
-// What a master may say of a checkpoint that it sends: sizes that contradict each other, or no
+// Words of a master about a checkpoint that it sends: sizes that contradict each other, or no
 // machine's, are errors before anything is written or read.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@
 #include "base/status.h"
 #include "engine/remote/checkpoint_messages.h"
 #include "engine/remote/control.pb.h"
-#include "engine/remote/received_checkpoint.h"
+#include "engine/remote/worker/received_checkpoint.h"
 #include "models/architectures/config_fields.h"
 
 namespace treadle {
@@ -64,7 +64,7 @@ TEST(HostileCheckpoint, AnHonestDirectoryOpens) {
   EXPECT_EQ(Opened(directory), absl::OkStatus());
 }
 
-// What Opened says of a llama that was changed.
+// Answer of Opened on a llama that was changed.
 std::string Refusal(const std::function<void(ModelConfig&)>& change) {
   ModelConfig config = OneLayer();
   change(config);

@@ -41,7 +41,7 @@ class HostileMasters : public testing::Test {
     options.version = "test";
     worker_ = *Worker::Start(std::move(options));
   }
-  // What the worker answers to a stage that is honest but for `change`; "": it loads it.
+  // The worker's answer to a stage that is honest but for `change`; "": it loads it.
   std::string AnswerTo(const std::function<void(control::Configure&)>& change) {
     // The worker may not have noticed yet that the last one is gone.
     std::optional<HostileMaster> master;

@@ -1,4 +1,4 @@
-// What tests of the control plane are with that speak for one end of a stream.
+// Peers for tests of the control plane that speak for one end of a stream.
 #pragma once
 
 #include <deque>
@@ -21,7 +21,7 @@ inline std::string TinyModel() {
   return *WriteTinyLlamaGguf(OwnFolder().path(), options);
 }
 
-// What came on a stream, in order.
+// Messages that came on a stream, in order.
 template <typename Message>
 class Inbox {
  public:

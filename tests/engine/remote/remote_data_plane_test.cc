@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "engine/remote/worker_epoch.h"
+#include "engine/remote/worker/worker_epoch.h"
 #include "kernels/op_cases/instrumented.h"
 #include "tests/engine/remote/driven_requests.h"
 #include "tests/support/faults/faulty_communicator.h"
@@ -21,7 +21,7 @@ TEST_P(DataPlaneFault, EndsTheEpochInTimeOrDoesNoHarm) {
   options.model = *WriteTinyLlamaGguf(OwnFolder().path(), {});
   options.stages = 2;
   options.engine.iteration_deadline = options.engine.silence = kDeadline;
-  // What the first stage sends in the first epoch meets the fault.
+  // The first stage's messages of the first epoch meet the fault.
   options.worker.pipeline =
       [](const PipelineRequest& request,
          Rendezvous& rendezvous) -> absl::StatusOr<std::unique_ptr<Communicator>> {

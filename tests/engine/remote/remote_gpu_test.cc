@@ -5,7 +5,7 @@
 
 #include <atomic>
 
-#include "engine/remote/worker_epoch.h"
+#include "engine/remote/worker/worker_epoch.h"
 #include "tests/emulation/emulated_device.h"
 #include "tests/engine/remote/gpu_cluster.h"
 #include "tests/support/ranks/forwarding_communicator.h"
@@ -164,7 +164,7 @@ TEST(RemoteGpus, WorkersThatDoNotFitAreRefused) {
   options = GpuCluster(1);
   options.worker.deterministic = "off";
   EXPECT_THAT(Refusal(options).message(), HasSubstr("is deterministic: off, this master wants on"));
-  // What counts on GPUs only does not matter on CPUs.
+  // Options of GPUs do not matter on CPUs.
   options.worker.dtype = "f32";
   options.engine.backend = "cpu";
   EXPECT_EQ(StartThreadCluster(options).status(), absl::OkStatus());

@@ -1,4 +1,4 @@
-// What any tokenizer must do with any text, for the targets that make tokenizers.
+// Duties of any tokenizer with any text, for the targets that make tokenizers.
 #pragma once
 
 #include <string_view>

@@ -35,7 +35,8 @@ void OnRanks(Communicators& communicators, const std::function<void(Communicator
   for (std::thread& thread : threads) thread.join();
 }
 
-// What rank `rank` brings to round `round`: of all magnitudes, so that sums depend on their order.
+// Values that rank `rank` brings to round `round`: of all magnitudes, so that sums depend on their
+// order.
 std::vector<float> Values(int rank, int round, int64_t count) {
   Random random(SeedOf(Str("rank ", rank), static_cast<uint64_t>(round)));
   std::vector<float> values(static_cast<size_t>(count));

@@ -53,7 +53,7 @@ Sequence RandomSequence(const Shape& shape, int64_t positions, uint32_t seed) {
   return s;
 }
 
-// What one call computes: positions [first, first + rows) of a sequence.
+// Rows of one call: positions [first, first + rows) of a sequence.
 struct Chunk {
   const Sequence* sequence;
   int64_t first;

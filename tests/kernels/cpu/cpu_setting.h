@@ -52,7 +52,9 @@ inline auto EveryCpuSetting() {
       CpuSetting{CpuIsa::kAvx512Vbmi, ComputeMode::kInt16},
       CpuSetting{CpuIsa::kAmx, ComputeMode::kExact}, CpuSetting{CpuIsa::kAmx, ComputeMode::kInt8},
       CpuSetting{CpuIsa::kAmx, ComputeMode::kInt16}, CpuSetting{CpuIsa::kAmx, ComputeMode::kBf16},
-      CpuSetting{CpuIsa::kAvx2, ComputeMode::kMixed},
+      CpuSetting{CpuIsa::kAvx2, ComputeMode::kInt12},
+      CpuSetting{CpuIsa::kAvx512, ComputeMode::kInt12},
+      CpuSetting{CpuIsa::kAmx, ComputeMode::kInt12}, CpuSetting{CpuIsa::kAvx2, ComputeMode::kMixed},
       CpuSetting{CpuIsa::kAmx, ComputeMode::kMixed});
 }
 

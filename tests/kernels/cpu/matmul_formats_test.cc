@@ -88,7 +88,8 @@ class CpuFormatsTest : public CpuSettingTest {};
 bool RoundsCodebook(const MatrixSource& source, ComputeMode compute) {
   const int64_t block = source.constants->scale_block;
   const int64_t unit = block >= source.n * source.k ? source.k : std::gcd(block, source.k);
-  return (compute == ComputeMode::kInt16 || compute == ComputeMode::kMixed) &&
+  return (compute == ComputeMode::kInt12 || compute == ComputeMode::kInt16 ||
+          compute == ComputeMode::kMixed) &&
          source.format->activations == ActivationPolicy::kFloat && unit % 32 == 0;
 }
 

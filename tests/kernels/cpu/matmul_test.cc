@@ -279,7 +279,7 @@ TEST_F(CpuBackendTest, FormatsWithoutALayoutKeepTheirCodes) {
     std::vector<float> x(kRows * kCols);
     for (float& value : x) value = random.Normal();
     for (const ComputeMode compute :
-         {ComputeMode::kExact, ComputeMode::kInt16, ComputeMode::kInt8}) {
+         {ComputeMode::kExact, ComputeMode::kInt16, ComputeMode::kInt12, ComputeMode::kInt8}) {
       auto reference = CreateReferenceBackend(compute);
       const auto expected = Multiply(*reference, *MustPack(*reference, matrix.source), x, kRows);
       std::vector<float> first;

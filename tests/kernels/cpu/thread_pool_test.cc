@@ -28,7 +28,7 @@ TEST_P(ThreadPoolTest, EveryPieceRunsOnce) {
   }
 }
 
-// What one task wrote, all threads see in the next.
+// All threads see in a task what the one before it wrote.
 TEST_P(ThreadPoolTest, TasksFollowEachOther) {
   ThreadPool pool(GetParam(), /*pin=*/GetParam() == 2);
   std::vector<int> values(64, 0);

@@ -35,7 +35,7 @@ bool Concerns(const OpCase& c, DType dtype) {
   return dtype == (c.kv.head_dim > 0 ? c.kv.dtype : DType::kF32);
 }
 
-// What the emulation has time for, in operations of one case; a GPU has time for all.
+// Time of the emulation, in operations of one case; a GPU has time for all.
 constexpr int64_t kEmulatedOperations = 4'000'000;
 constexpr int64_t kEmulatedInvariance = 1'000'000;  // runs each case three times
 
@@ -126,7 +126,7 @@ std::vector<OpCase> InputTypeCases(Op op, int64_t most_operations) {
   return cases;
 }
 
-// What an op gives with rows of Backend::InputType is, bit for bit, what it gives with f32 rows:
+// An op gives with rows of Backend::InputType, bit for bit, what it gives with f32 rows:
 // its own output rounded, or the products of its input rounded.
 class InputTypeTest : public CudaBackendTest {
  protected:

@@ -34,7 +34,7 @@ std::vector<int32_t> Tokens(std::span<const SampleResult> results) {
   return tokens;
 }
 
-// What the reference samples in `iterations` iterations.
+// Tokens that the reference samples in `iterations` iterations.
 std::vector<std::vector<int32_t>> ReferenceTokens(Decoding decoding, int iterations) {
   const auto reference = CreateReferenceBackend();
   TinyModel model(*reference);

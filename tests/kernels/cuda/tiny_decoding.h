@@ -32,7 +32,7 @@ class TinyModel {
         backend.Allocate(sizeof(float) * (6 * kMaxRows * kHidden + kMaxRows * kVocab)).value();
   }
 
-  // What RunGraph is given.
+  // Inputs of RunGraph.
   absl::Status Forward(const BatchInput& batch, std::span<SampleResult> results) {
     const auto rows = static_cast<int64_t>(batch.token_ids.size());
     const Tensor hidden = Matrix(0, rows), q = Matrix(1, rows), k = Matrix(2, rows);

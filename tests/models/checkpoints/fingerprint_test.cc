@@ -1,4 +1,4 @@
-// What tells one model from another.
+// Differences that tell one model from another.
 #include "models/checkpoints/fingerprint.h"
 
 #include <gmock/gmock.h>

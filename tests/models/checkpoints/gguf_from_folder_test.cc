@@ -29,6 +29,7 @@ using GgufFromFolder = QuantizeCheckpointTest;
 
 // Into llama.cpp's names and orders, and out of them.
 TEST_F(GgufFromFolder, ReadsBackAsTheSameBits) {
+  size_t turn = 0;
   for (const Architecture& architecture : Architectures()) {
     if (architecture.states != StateKind::kNone) continue;  // refused: states_test.cc
     for (const char* format : {"f32", "f16", "bf16"}) {
@@ -36,11 +37,10 @@ TEST_F(GgufFromFolder, ReadsBackAsTheSameBits) {
         TinyModelOptions options = Options(true);
         options.format = format;
         options.tied_head = tied;
-        const std::string in = TinyFolder(architecture, options);
-        for (const char* weights :
-             {"keep", "q8_0", "q4_0", "q4_1,embedding=q8_0", "bf16", "f32", "f16,lm_head=q8_0"}) {
-          ExpectSameBits(in, ".gguf", weights);
-        }
+        ExpectSameBits(
+            TinyFolder(architecture, options), ".gguf",
+            {"keep", "q8_0", "q4_0", "q4_1,embedding=q8_0", "bf16", "f32", "f16,lm_head=q8_0"},
+            turn++);
       }
     }
   }
@@ -303,7 +303,7 @@ TEST_F(GgufFromFolder, TokenizersSurviveTheWay) {
       EXPECT_THAT(notices, ::testing::ElementsAre(HasSubstr("'<mask>' is one")));
     }
     for (const std::string_view text : kTexts) {
-      // What GGUF cannot say, and a notice does.
+      // Facts that GGUF cannot say, and a notice does.
       if (spec->space_prefix_if_missing && text.starts_with(' ')) continue;
       for (const bool special : {false, true}) {
         const auto ids = (*before)->Encode(text, {.add_special = special});

@@ -267,7 +267,7 @@ std::string Pair(const std::string& key, const std::string& value) {
   return Raw<uint64_t>(key.size()) + key + value;
 }
 
-// What other writers leave behind, none of which changes a model.
+// Leftovers of other writers, none of which changes a model.
 TEST_F(GgufTest, FilesAsTheyAreFound) {
   GgufWriter writer;
   writer.AddString("tokenizer.ggml.model", "gpt2");

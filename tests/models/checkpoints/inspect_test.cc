@@ -1,4 +1,4 @@
-// What a report says of a small checkpoint, worked out by hand from its sizes.
+// Report on a small checkpoint, worked out by hand from its sizes.
 #include "models/checkpoints/inspect/inspect.h"
 
 #include <gmock/gmock.h>

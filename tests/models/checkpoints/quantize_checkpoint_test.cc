@@ -1,5 +1,5 @@
-// What `treadle quantize` writes: read back, it gives the same bits as converting while loading;
-// it says what it was made from; and where it fails, nothing remains.
+// Files that `treadle quantize` writes: read back, they give the same bits as converting while
+// loading; it says what it was made from; and where it fails, nothing remains.
 #include "models/checkpoints/write/quantize_checkpoint.h"
 
 #include <gmock/gmock.h>
@@ -24,14 +24,14 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 TEST_F(QuantizeCheckpointTest, FoldersReadBackAsTheSameBits) {
+  size_t turn = 0;
   for (const Architecture& architecture : Architectures()) {
-    const std::string in = TinyFolder(architecture, Options(false));
-    for (const char* weights :
-         {"nf4", "nf4-dq:128", "fp4:32", "fp4-dq", "int8", "fp8", "f16", "bf16", "kbit-int4:64",
-          "kbit-float5e2:tensor", "kbit-dynamic6:128", "kbit-quantile3:32", "kbit-int8:1024",
-          "nf4,lm_head=int8", "nf4,embedding=fp8,lm_head=kbit-int3:64", "embedding=f16"}) {
-      ExpectSameBits(in, "", weights);
-    }
+    ExpectSameBits(
+        TinyFolder(architecture, Options(false)), "",
+        {"nf4", "nf4-dq:128", "fp4:32", "fp4-dq", "int8", "fp8", "f16", "bf16", "kbit-int4:64",
+         "kbit-float5e2:tensor", "kbit-dynamic6:128", "kbit-quantile3:32", "kbit-int8:1024",
+         "nf4,lm_head=int8", "nf4,embedding=fp8,lm_head=kbit-int3:64", "embedding=f16"},
+        turn++);
   }
 }
 
@@ -45,22 +45,22 @@ TEST_F(QuantizeCheckpointTest, TiedHeadsReadBackAsTheSameBits) {
 }
 
 TEST_F(QuantizeCheckpointTest, GgufFilesReadBackAsTheSameBits) {
+  size_t turn = 0;
   for (const Architecture& architecture : Architectures()) {
     for (const char* format : {"f32", "q8_0"}) {
       TinyModelOptions options = Options(true);
       options.format = format;
-      const std::string in = TinyGguf(architecture, options);
-      for (const char* weights :
-           {"q8_0", "q4_0", "q4_1", "f16", "bf16", "f32", "q4_0,lm_head=q8_0,embedding=f16",
-            "q4_1,blk.0.=keep", "q4_k_m", "iq4_xs"}) {
-        ExpectSameBits(in, ".gguf", weights);
-      }
+      ExpectSameBits(TinyGguf(architecture, options), ".gguf",
+                     {"q8_0", "q4_0", "q4_1", "f16", "bf16", "f32",
+                      "q4_0,lm_head=q8_0,embedding=f16", "q4_1,blk.0.=keep", "q4_k_m", "iq4_xs"},
+                     turn++);
     }
   }
 }
 
 // Rows of Q and K are put in order first, as they are when a GGUF file is converted while loading.
 TEST_F(QuantizeCheckpointTest, FoldersFromGgufFilesReadBackAsTheSameBits) {
+  size_t turn = 0;
   for (const Architecture& architecture : Architectures()) {
     if (architecture.hugging_face_transposed) continue;
     if (architecture.states != StateKind::kNone) continue;  // refused: states_test.cc
@@ -70,11 +70,10 @@ TEST_F(QuantizeCheckpointTest, FoldersFromGgufFilesReadBackAsTheSameBits) {
         options.format = format;
         options.tied_head = tied;
         options.window = tied && architecture.rotary ? 8 : 0;
-        const std::string in = TinyGguf(architecture, options);
-        for (const char* weights : {"nf4:128", "int8", "fp8", "f16", "kbit-int4:tensor",
-                                    "nf4,attn_q=keep,lm_head=int8"}) {
-          ExpectSameBits(in, "", weights);
-        }
+        ExpectSameBits(
+            TinyGguf(architecture, options), "",
+            {"nf4:128", "int8", "fp8", "f16", "kbit-int4:tensor", "nf4,attn_q=keep,lm_head=int8"},
+            turn++);
       }
     }
   }
@@ -268,7 +267,7 @@ TEST_F(QuantizeCheckpointTest, LinksOutOfTheFolderAreNotCopied) {
   EXPECT_FALSE(fs::exists(Path("out")));
   EXPECT_THAT(Leftovers(), IsEmpty());
 
-  // What stays inside is good, and what does not matter does not.
+  // Links that stay inside are good.
   fs::remove(Path("in/vocab.txt"));
   Write("in/README.md", "text");
   fs::create_symlink("README.md", Path("in/LICENSE"));

@@ -183,7 +183,7 @@ TEST(ChatTemplateTest, HostileTemplatesEndInAnError) {
   EXPECT_THAT(Render("{{ 0 ** 99999999999 }}"), HasSubstr("steps"));
 }
 
-// What each costs is charged where it is spent: all of these end within a few milliseconds, where
+// Each one's cost is charged where it is spent: all of these end within a few milliseconds, where
 // they once took seconds or gigabytes.
 TEST(ChatTemplateTest, CostsAreChargedBeforeTheyAreSpent) {
   const auto limited = ::testing::AnyOf(HasSubstr("bytes"), HasSubstr("steps"));

@@ -1,4 +1,4 @@
-// What the tokenizer tests share: the authors' results (tests/oracles/make_tokenizer_oracles.py)
+// Shared by the tokenizer tests: the authors' results (tests/oracles/make_tokenizer_oracles.py)
 // and the checks against them.
 #pragma once
 

@@ -165,7 +165,7 @@ TEST(ApiKeys, AChangedFileIsTakenOverAndABrokenOneIsNot) {
 
   WriteText(path, Str(kAlice, " alice 1\n", kBob, " bob\n"));
   EXPECT_TRUE(wait([&] { return keys.Find(Bearer(kBob)).ok(); }));
-  // What was used stays used.
+  // Used tokens stay used.
   EXPECT_FALSE((*keys.Find(Bearer(kAlice)))->Admit(ApiKey::TimePoint::clock::now()).ok());
 
   WriteText(path, "bad\n");

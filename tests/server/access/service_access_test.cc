@@ -150,7 +150,7 @@ TEST(Access, CertificatesAreRotatedUnderLoadWithoutAFailure) {
   EXPECT_TRUE(taken_over);
   EXPECT_FALSE(Ask(*server, Client(old_ca)).ok());
 
-  // What does not pass is not taken over.
+  // A file that does not pass is not taken over.
   WriteText(files.paths.key, third_ca.Sign().key);
   EXPECT_TRUE(lines.WaitFor("does not belong to the certificate"));
   EXPECT_TRUE(Ask(*server, Client(new_ca)).ok());

@@ -31,7 +31,7 @@ std::string PromptOf(const std::string& body) {
   const ServedModel model = ChatModel();
   return RenderedPrompt(model, ReadMessagesRequest(body, model));
 }
-// Of one user message, and what is around it.
+// A request of one user message, and what is around it.
 std::string Messages(const std::string& messages) { return R"("messages": [)" + messages + "]"; }
 
 TEST(MessagesRequest, BecomesAChat) {

@@ -154,7 +154,7 @@ TEST(Binary, ServesGeneratesAndDrainsOnSigterm) {
   // Four minutes: builds under a sanitizer are slow.
   ServedBinary server(Flags(model, "4m"));
   ASSERT_SERVES(server);
-  // What differs from the defaults is printed, and what was chosen, but not the rest.
+  // Flags that differ from the defaults are printed, and choices, but not the rest.
   EXPECT_THAT(server.output(), HasSubstr("max-context = 1024\n"));
   EXPECT_THAT(server.output(), HasSubstr("chosen automatically: "));
   EXPECT_THAT(server.output(), testing::Not(HasSubstr("max-batch-size")));

@@ -88,7 +88,7 @@ v1::GenerateRequest Request(int kind) {
   return made;
 }
 
-// What a stream said, by candidate: text, ids, log probabilities and how it ended.
+// A stream's answer by candidate: text, ids, log probabilities and how it ended.
 struct Heard {
   std::map<int, std::string> said;
   int tokens = 0;
@@ -255,7 +255,7 @@ TEST_F(DurableBinary, AServerThatIsKilledAtAnyTimeLosesNothing) {
   EXPECT_EQ(place.Get()->Stop(), 0);
 }
 
-// What is told again of a stored request. Empty: it cannot be resumed.
+// Events of a stored request, told again. Empty: it cannot be resumed.
 Heard HearAgain(ServedBinary& server, const std::string& id) {
   v1::ResumeRequest resume;
   resume.set_request_id(id);

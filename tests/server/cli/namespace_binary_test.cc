@@ -182,7 +182,7 @@ TEST_F(NamespaceBinary, SilentPartitionsHealByThemselvesAndChangeNoAnswer) {
   }
 }
 
-// What TCP repairs, and what it cannot see: the sum of each message of activations does.
+// Damage that TCP repairs, and damage that it cannot see: each message's own sum does.
 TEST_F(NamespaceBinary, PacketsThatAreLostDoubledSwappedOrChangedChangeNoAnswer) {
   constexpr int kTokens = 400;
   ASSERT_NO_FATAL_FAILURE(StartWorkersAndServer());

@@ -1,4 +1,4 @@
-// What of a server's options decides the numerics key, and what does not.
+// Which of a server's options decide the numerics key, and what does not.
 #include "server/cli/open_model.h"
 
 #include <gmock/gmock.h>

@@ -48,7 +48,7 @@ TEST(Operations, PrintConfigShowsWhatHoldsAndWhereItIsFrom) {
   EXPECT_THAT(first, HasSubstr(" line 2\nmax-batch-size = 3\n"));
   EXPECT_THAT(first, HasSubstr("# by default: kv-dtype = f16\n"));
 
-  // What it prints is such a file.
+  // Its output is such a file.
   const std::string printed = TestPath("printed");
   WriteText(printed, first);
   const std::string second = RunToEnd(Treadle("serve --print-config --config " + printed));

@@ -1,4 +1,4 @@
-// What `inspect --placement` says of a tiny model.
+// The report of `inspect --placement` on a tiny model.
 #include "server/cli/models/placement_report.h"
 
 #include <gmock/gmock.h>

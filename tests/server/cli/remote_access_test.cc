@@ -35,7 +35,7 @@ ClusterOptions TinyCluster() {
   return options;
 }
 
-// What grpc.health.v1 says there: "1" serving, "2" not, or the status' code.
+// Answer of grpc.health.v1 there: "1" serving, "2" not, or the status' code.
 std::string Ask(const std::string& address, const std::string& name) {
   grpc::GenericStub stub(grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
   grpc::ClientContext context;

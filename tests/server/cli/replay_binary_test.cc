@@ -1,4 +1,4 @@
-// What `treadle serve --record` wrote of an incident is what `treadle replay` runs again: a server
+// A recording of `treadle serve --record` is what `treadle replay` runs again: a server
 // of two stages with two ranks each, one of whose workers is killed.
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
@@ -20,7 +20,7 @@ namespace {
 using testing::HasSubstr;
 using testing::Not;
 
-// What `treadle replay` says, which ends with `code`.
+// Output of `treadle replay`, which ends with `code`.
 std::string Replay(const std::string& file, const std::string& words, int code) {
   return RunToEnd(Treadle("replay " + words, {file}), code);
 }

@@ -78,7 +78,7 @@ TEST(SimulateBinary, RefusesRecordingsThatDoNotSayEnough) {
   EXPECT_THAT(Simulate("--recording /nonexistent", 2), HasSubstr("/nonexistent"));
 }
 
-// What is measured depends on the machine; that all of it is used does not.
+// Measurements depend on the machine; the use of all of them does not.
 TEST(SimulateBinary, MeasuresThisMachine) {
   const std::string report = Simulate(
       "--calibrate --max-context 256 --input-len 8 --output-len 4 --num-prompts 5 --model " +

@@ -96,7 +96,7 @@ TerminalProgram Top(const std::string& flags, std::optional<winsize> size) {
   return TerminalProgram(Treadle("top " + flags), size);
 }
 
-// What was drawn from one jump home to the next: its lines, without what clears.
+// Drawings from one jump home to the next: its lines, without what clears.
 std::vector<std::vector<std::string>> Frames(const std::string& output) {
   std::vector<std::vector<std::string>> frames;
   const std::string home = "\x1b[H";
@@ -104,7 +104,7 @@ std::vector<std::vector<std::string>> Frames(const std::string& output) {
     const size_t next = output.find(home, at + 1);
     if (next == std::string::npos) break;  // perhaps not all of it is here
     std::string text = output.substr(at + home.size(), next - at - home.size());
-    // What goes to the line's beginning moves nothing here.
+    // A move to the line's beginning moves nothing here.
     text = std::regex_replace(text, std::regex("\x1b\\[[0-9]+m"), "");  // colours
     for (const std::string code : {"\x1b[K", "\x1b[J", "\r"}) {
       for (size_t i; (i = text.find(code)) != std::string::npos;) text.erase(i, code.size());

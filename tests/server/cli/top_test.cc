@@ -1,4 +1,4 @@
-// What `treadle top` makes of invented ledger records and loads.
+// Views that `treadle top` makes of invented ledger records and loads.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -271,7 +271,7 @@ TEST(TopState, RequestsRunFromTheirFirstIterationToTheirEnd) {
   state.Add(Record(15, {{5, 1, false}, {6, 1, false}}), At(12));
   EXPECT_THAT(Ids(state.Close({}, At(13))), ElementsAre(6, 7));
 
-  // What was missed may have been ends: only who shows up again is still there.
+  // Missed records may have been ends: only who shows up again is still there.
   v1::LedgerRecord after = Record(90, {{7, 1, false}});
   after.set_lost(60);
   state.Add(after, At(14));

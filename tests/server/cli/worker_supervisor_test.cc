@@ -34,7 +34,7 @@ using testing::IsEmpty;
 
 constexpr auto kPatience = seconds(60);
 
-// What the supervisor says, and something to wait for it with.
+// Words of the supervisor, and something to wait for it with.
 class Journal {
  public:
   std::function<void(const std::string&)> Writer() {
@@ -94,7 +94,7 @@ class Supervisor : public testing::Test {
 
 bool Gone(pid_t process) { return kill(process, 0) != 0 && errno == ESRCH; }
 
-// What a worker does as long as it is well; $3 is the address it was given.
+// A worker's script as long as it is well; $3 is the address it was given.
 const std::string kListen = "echo \"listening on $3\"\n";
 const std::string kServe = kListen + "while true; do sleep 0.05; done\n";
 
@@ -145,7 +145,7 @@ TEST_F(Supervisor, RestartsOneThatEndsAtTheSameAddress) {
   EXPECT_EQ((*started)->processes()[0], before[0]);
 }
 
-// What a killed process had computed is whole; one that crashed may have written anything.
+// Memory of a killed process is whole; one that crashed may have written anything.
 TEST_F(Supervisor, MemoryIsKeptOfOneThatWasKilledAndEmptiedOfOneThatCrashed) {
   const std::string remember =
       "echo \"found $(stat -L -c %s /proc/self/fd/3) bytes\"; echo some >&3\n";

@@ -1,4 +1,4 @@
-// What tests of constraints share: tokenizers with their compilers. Not thread-safe.
+// Shared by tests of constraints: tokenizers with their compilers. Not thread-safe.
 #pragma once
 
 #include <gtest/gtest.h>

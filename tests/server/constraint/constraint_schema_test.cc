@@ -144,7 +144,7 @@ TEST_F(ConstraintTest, WhiteSpaceDoesNotRunAway) {
   }
 }
 
-// What models write most of the time, and json.dumps of Python writes in both ways.
+// Spaces as models write them most of the time, and json.dumps of Python writes in both ways.
 TEST_F(ConstraintTest, CompactJsonMayHaveASpaceBetweenItsParts) {
   const auto grammar = bytes_.Compile(
       Kind::kJsonSchema, R"({"properties":{"a":{"type":"array","items":{"type":"integer"}},)"

@@ -36,7 +36,7 @@ void WriteFile(const std::string& path, const std::string& bytes) {
   std::ofstream(path, std::ios::binary) << bytes;
 }
 
-// What is stored, by id: the request, and the pieces of its answer.
+// Stored requests by id: the request, and the pieces of its answer.
 struct Stored {
   std::string request;
   std::vector<std::string> pieces;
@@ -166,7 +166,7 @@ class RequestJournalTest : public testing::Test {
     }
     return lacking;
   }
-  // What was lost is computed again, in pieces of other sizes, and is there after another start,
+  // The lost part is computed again, in pieces of other sizes, and is there after another start,
   // damage or not.
   void CheckGoesOn(const Contents& contents) {
     Contents expected;
@@ -404,7 +404,7 @@ TEST_F(RequestJournalTest, AFileThatIsMissingIsTold) {
   EXPECT_THAT(logged_, Contains(HasSubstr("requests-00000002.log (")));
 }
 
-// That is not damage: nothing is deleted, and all is there later.
+// This is no damage: nothing is deleted, and all is there later.
 TEST_F(RequestJournalTest, AFileThatCannotBeOpenedNowLosesNothing) {
   const Contents contents = Fill();
   ASSERT_TRUE(Open().ok());

@@ -1,4 +1,4 @@
-// What is on disk of requests, without a server: what survives, who may have it, and what happens
+// Requests on disk, without a server: which survive, who may have it, and what happens
 // where the disk is full.
 #include "server/durable/request_store.h"
 
@@ -203,7 +203,7 @@ TEST_F(RequestStoreTest, WhoHasItIsAskedToLetGo) {
   EXPECT_TRUE(Claim("a", "alice").ok());
 }
 
-// What one owner calls a request is nothing to another one: neither taken nor told.
+// An owner's name of a request is nothing to another one: neither taken nor told.
 TEST_F(RequestStoreTest, IdsAreTheirOwnersOwn) {
   ASSERT_TRUE(Open().ok());
   for (const int32_t tokens : {1, 2}) {
@@ -369,7 +369,7 @@ TEST_F(RequestStoreTest, AFullDiskRefusesNewRequestsAndEndsNoOldOnes) {
     while (file << std::string(1024, 'x') << std::flush) {
     }
   }
-  // What is written goes into the file's own room first.
+  // Bytes go into the file's own room first.
   absl::Status refused;
   for (int i = 0; refused.ok() && i < 1000; ++i) {
     auto stream = store_->Reserve({Str("new", i), "", [] {}});
@@ -390,7 +390,7 @@ TEST_F(RequestStoreTest, AFullDiskRefusesNewRequestsAndEndsNoOldOnes) {
   EXPECT_THAT(logged, testing::Contains("durable_failed"));
   EXPECT_THAT(logged, testing::Contains("durable_resumed"));
 
-  // What is stored of the old one has no gap.
+  // Stored pieces of the old one have no gap.
   old->reset();
   ASSERT_TRUE(Open().ok());
   auto resumed = Claim("old");

@@ -117,7 +117,7 @@ int TokensOf(const v1::GenerateResponse& answer) {
 // All but times and the number that Generate gives the first candidate.
 std::string Said(v1::GenerateResponse answer) {
   answer.clear_timing();
-  // What was in the prefix cache, and what was guessed, is of the server that is asked.
+  // Counts of cached and guessed tokens are those of the server that is asked.
   if (answer.has_usage()) {
     v1::Usage& usage = *answer.mutable_usage();
     usage.clear_cached_tokens();
@@ -168,7 +168,7 @@ TEST_F(ResumeTest, AStreamThatWasCutGoesOnWhereItWas) {
           iterations, [&](DurableServer& server) { return GenerateStream(*server, request); });
       cut += !first.status.ok();
       DurableServer server(folder);
-      // What it is asked again has the seed that was drawn.
+      // The request that comes again has the seed that was drawn.
       if (first.messages > 0) {
         request.mutable_sampling()->set_seed(first.all.prompt_info().seed());
       }

@@ -1,4 +1,4 @@
-// What tests of vllm.grpc.engine.VllmEngine share: a server with a client over a real channel, and
+// Shared by tests of vllm.grpc.engine.VllmEngine: a server with a client over a real channel, and
 // what calls of it said. Not thread-safe.
 #pragma once
 
@@ -31,7 +31,7 @@ inline engine::GenerateRequest ToGateway(const v1::GenerateRequest& from, bool s
   return request;
 }
 
-// What a call said, and how it ended.
+// A call's answer, and how it ended.
 struct Heard {
   grpc::Status status;
   std::vector<engine::GenerateResponse> messages;
@@ -43,7 +43,7 @@ struct Heard {
     }
     return found;
   }
-  // Of a stream: what its chunks bring, by candidate.
+  // A stream's chunks, put together by candidate.
   std::map<uint32_t, std::vector<int32_t>> ids() const {
     std::map<uint32_t, std::vector<int32_t>> found;
     for (const auto& message : messages) {

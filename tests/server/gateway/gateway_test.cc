@@ -1,4 +1,4 @@
-// What gateways are promised of answers: vllm.grpc.engine.VllmEngine, over a real channel. They are
+// Promises to gateways about answers: vllm.grpc.engine.VllmEngine, over a real channel. They are
 // held against those of treadle.v1.Inference on the same server.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -62,7 +62,7 @@ TEST_F(Gateway, TheTokenizerComesInPiecesWithItsSum) {
   }
 }
 
-// Those who ask for a tokenizer that is longer than what gRPC's connection holds, and do not read.
+// Clients ask for a tokenizer that is longer than what gRPC's connection holds, and do not read.
 class TokenizerReaders : public Gateway {
  protected:
   void ServeAndAsk(std::chrono::milliseconds stall_timeout) {

@@ -64,7 +64,7 @@ class HttpClient {
     }
     return Take(in_.size());
   }
-  // What was sent is all; answers are still read.
+  // Says that nothing more is sent; answers are still read.
   void EndSending() const { shutdown(fd_, SHUT_WR); }
   void Close() {
     if (fd_ >= 0) close(fd_);

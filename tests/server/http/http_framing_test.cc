@@ -41,7 +41,7 @@ std::vector<Case> Cases() {
   const auto add = [&](int code, const std::vector<std::string>& all) {
     for (const std::string& bytes : all) cases.push_back({bytes, code, code != 200});
   };
-  // What is accepted, so that the rest is not refused for another reason.
+  // Accepted requests, so that the rest is not refused for another reason.
   add(200, {Get(kHost), Get("Connection: keep-alive\r\n", "HTTP/1.0"), Get("host:\ta:80 \r\n"),
             Get("Host: [::1]:80\r\n"), Get("Host: a:\r\n"), Get("Host: a_b-c.d\r\n"),
             Get("Host: a\r\nX: 1\r\nx: 2\r\nEmpty:\r\nAny: \xff\t!\r\n"),

@@ -341,8 +341,8 @@ TEST(HttpServerTls, ARotatedPairIsTakenOverUnderLoadWithoutAFailure) {
   kept.Send(kRequest);
   EXPECT_THAT(kept.ReadAll(), EndsWith("/ok|"));
 
-  // What does not pass is said once, and not taken over. Between its two files the rotation itself
-  // may have been seen.
+  // A pair that does not pass is said once, and not taken over. Between its two files the rotation
+  // itself may have been seen.
   const std::string mismatch = "does not belong to the certificate";
   const std::string kept_old = "what was there stays in use";
   const int mismatches = server.lines().Count(mismatch);

@@ -25,9 +25,9 @@ class TlsClient {
   void SendPartOfHello(double share);
   bool Handshake();
   void Send(const std::string& text);
-  // What was sent is all; answers are still read.
+  // Says that nothing more is sent; answers are still read.
   void EndSending();
-  // What was sent, until the server says that this is the end; "" and error() if it does not.
+  // Text that was sent, until the server says that this is the end; "" and error() if it does not.
   std::string ReadAll() { return ReadUntil(""); }
   // The same up to what ends with `text`.
   std::string ReadUntil(const std::string& text);

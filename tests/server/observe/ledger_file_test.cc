@@ -29,7 +29,7 @@ using testing::EndsWith;
 using testing::HasSubstr;
 using SteadyClock = std::chrono::steady_clock;
 
-// What the log is told.
+// Lines that the log is told.
 class Told {
  public:
   LogSink sink() {
@@ -135,7 +135,7 @@ class HungDisk {
     TREADLE_CHECK(fd_ >= 0);
   }
   ~HungDisk() { close(fd_); }
-  // What has come until now.
+  // Text that has come until now.
   std::string Read() {
     std::string all;
     char buffer[65536];
@@ -166,7 +166,7 @@ TEST(LedgerFile, AHungDiskHoldsUpNobodyAndTheEndIsInTime) {
   EXPECT_THAT(told.names(), ElementsAre("ledger_file_failed", "ledger_file_incomplete"));
   EXPECT_THAT(told.messages()[0], HasSubstr("does not keep up; records are dropped until"));
   EXPECT_THAT(told.messages()[1], EndsWith(" of 40000 records were not written"));
-  // What a thread that was left behind does later, nobody hears.
+  // Nobody hears of a thread that was left behind.
   while (!disk.Read().empty()) std::this_thread::sleep_for(std::chrono::milliseconds(20));
   EXPECT_EQ(told.names().size(), 2u);
 }

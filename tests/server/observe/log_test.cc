@@ -86,7 +86,7 @@ std::unique_ptr<Log> OpenLog(const Log::Options& options) {
   return *std::move(log);
 }
 
-// What lines of JSON say was dropped, and the messages of the others.
+// Counts of dropped lines in lines of JSON, and the messages of the others.
 struct Account {
   int64_t dropped = 0;
   std::vector<std::string> messages;

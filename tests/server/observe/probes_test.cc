@@ -1,4 +1,4 @@
-// What the probes say, with an engine that does what the test wants.
+// Answers of the probes, with an engine that does what the test wants.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -140,8 +140,8 @@ TEST_F(Probes, LiveMeansThatTheLoopTurns) {
     spec.max_new_tokens = 2;
     const auto submitted = stack_->pool().Submit(spec);
     ASSERT_TRUE(submitted.ok());
-    // What no notifier may do: it keeps the loop waiting. There is no token yet, so it is not
-    // called here.
+    // Something that no notifier may do: it keeps the loop waiting. There is no token yet, so it is
+    // not called here.
     submitted->stream->SetNotifier([&] { MutexLock wait(hold); });
     EXPECT_TRUE(RunUntil(Probe::kLive, false));
   }

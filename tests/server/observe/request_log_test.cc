@@ -24,7 +24,7 @@ const char kAlice[] = "alice-0123456789abcdef";
 const char kPoor[] = "poor-0123456789abcdef";
 const char kMarker[] = "secretwords";
 
-// What was logged, as JSON.
+// Logged lines, as JSON.
 class Events {
  public:
   LogSink sink() {

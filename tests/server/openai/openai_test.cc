@@ -144,7 +144,7 @@ TEST(OpenAiRequest, MessagesMayComeBackAsTheyWereTold) {
   EXPECT_EQ(told[4].content, "never");
 }
 
-// What clients write where they mean the default, or no more than one thing.
+// Values that clients write where they mean the default, or no more than one thing.
 TEST(OpenAiRequest, ValuesThatSayWhatIsSo) {
   const auto good = [](bool chat, const std::string& fields) {
     const std::string prompt =

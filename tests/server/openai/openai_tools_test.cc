@@ -26,7 +26,7 @@ namespace {
 using Json = nlohmann::json;
 using testing::HasSubstr;
 
-// What real templates do with tools, in short, in both formats that are known, and without any.
+// Use of tools by real templates, in short, in both formats that are known, and without any.
 const char kHermes[] =
     R"({% if tools %}<tools>{% for t in tools %}{{ t | tojson }}{% endfor %}</tools>{% endif %})"
     R"({% for m in messages %}[{{ m.role }}]{% if m.content is not none %}{{ m.content }})"
@@ -193,7 +193,7 @@ TEST(OpenAiTools, WhatIsWrongIsNamed) {
   }
 }
 
-// What a model writes that is held to a request's constraint, and otherwise writes anything, but
+// Text of a model that is held to a request's constraint, and otherwise writes anything, but
 // begins with `begin`. Empty: it did not come to an end.
 class AnyAnswer {
  public:

@@ -68,7 +68,7 @@ TEST(Prompts, EndAsTheClientAsks) {
               HasSubstr("expected add_generation_prompt to be false"));
 }
 
-// What is thought goes on, or is over.
+// A thought goes on, or is over.
 TEST(Prompts, AnAnswerThatGoesOnMayBeWithinAThought) {
   const ServedModel model =
       Model("{% for m in messages %}{{ m.content }}{% endfor %}{# <think> </think> #}");

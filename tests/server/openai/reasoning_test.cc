@@ -1,4 +1,4 @@
-// What models think comes apart from what they say, however answers arrive, and in OpenAI's JSON.
+// Models' thoughts come apart from their answers, however answers arrive, and in OpenAI's JSON.
 // Formats: chat templates and model cards of Qwen 3, DeepSeek R1 and Magistral, vLLM's pages of its
 // parsers for Gemma 4, and for gpt-oss github.com/openai/harmony/blob/main/docs/format.md.
 #include "server/openai/tools/reasoning.h"
@@ -25,7 +25,7 @@ namespace {
 using Json = nlohmann::json;
 using testing::HasSubstr;
 
-// What matters here of the models' templates.
+// The part of the models' templates that matters here.
 const char kQwen[] =
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.reasoning_content is string %}"
     "<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}{{ m.content }}<|im_end|>\n"

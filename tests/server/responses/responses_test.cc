@@ -191,7 +191,7 @@ TEST(ResponsesRequest, ErrorsSpeakOfItsFields) {
               testing::StartsWith("input has 4102 tokens, expected"));
 }
 
-// What is sent back to a client, and kept.
+// Response that is sent back to a client, and kept.
 class Told {
  public:
   explicit Told(const std::string& more)

@@ -24,7 +24,7 @@ TEST(MaxTtft, IsAnErrorOfEachProtocol) {
   TestServerOptions options;
   options.scheduling.max_ttft = std::chrono::nanoseconds(1);  // no server is that fast
   TestServer server(options);
-  // What iterations cost is not known yet.
+  // The cost of iterations is not known yet.
   v1::GenerateResponse response;
   ASSERT_TRUE(Generate(server, MakeRequest("first", 1, 10, 40), response).ok());
 

@@ -1,4 +1,4 @@
-// What clients and keys say of order reaches the policy: the order in which a server that runs one
+// Clients' and keys' words on order reach the policy: the order in which a server that runs one
 // request at a time answers those that wait.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -50,7 +50,7 @@ TEST(FairQueue, WhoCameEarlierHasNoClaimAndWhoComesLateSavedNothing) {
   EXPECT_EQ(Serve(queue, {{"a", 1}, {"b", 1}}, 6), "bababa");
 }
 
-// What was had is not forgotten with the last entry.
+// Service that was had is not forgotten with the last entry.
 TEST(FairQueue, OneAtATimeIsNoWayToHaveMore) {
   FairQueue queue;
   std::string order;

@@ -26,7 +26,7 @@ class FakeFrontEnd final : public Session {
  public:
   FakeFrontEnd(SessionEnvironment& environment, bool slow) : Session(environment), slow_(slow) {}
 
-  // What it was given so far.
+  // Events that it was given so far.
   struct Seen {
     int writes = 0;
     bool prompt_first = true;  // with the first event, and only there
@@ -155,7 +155,7 @@ class SessionTest : public testing::Test {
     request.stopping.ignore_eos = true;
     return request;
   }
-  // What the engine answers to it.
+  // Tokens that the engine answers to it.
   std::vector<int32_t> Answer(const GenerateRequest& request) const {
     const auto valid = ValidateRequest(request, stack_->model(), {}, 0);
     return ReferenceOutput(valid->spec, 0);

@@ -34,7 +34,7 @@ struct Fault {
   size_t bit = 0;  // modulo the message's bits
 };
 
-// What befalls message `index` (0, 1, ... in the order of the calls of Send) of so many bytes.
+// The fault of message `index` (0, 1, ... in the order of the calls of Send) of so many bytes.
 using FaultScript = std::function<Fault(int64_t index, size_t bytes)>;
 
 // One fault at one message.

@@ -10,7 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "engine/remote/remote_engine.h"
-#include "engine/remote/worker.h"
+#include "engine/remote/worker/worker.h"
 #include "tests/server/cli/child_process.h"
 
 namespace treadle {

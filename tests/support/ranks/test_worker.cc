@@ -7,7 +7,7 @@
 
 #include <cstdio>
 
-#include "engine/remote/worker.h"
+#include "engine/remote/worker/worker.h"
 #include "training/remote/training_guest.h"
 
 int main(int argc, char** argv) {

@@ -55,7 +55,7 @@ class DeviceRows {
   void Upload() {
     device_.CopyToDevice(buffer_.data(), host_.data(), host_.size() * sizeof(float));
   }
-  // What is there now, as [rows + 2, stride] with the guards.
+  // The rows of now, as [rows + 2, stride] with the guards.
   std::vector<float> Download() const {
     std::vector<float> now(host_.size());
     device_.CopyToHost(now.data(), buffer_.data(), now.size() * sizeof(float));

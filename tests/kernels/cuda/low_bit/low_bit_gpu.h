@@ -1,4 +1,4 @@
-// What tests of low-bit matrices share: an emulated device with a family, the canonical matrix in
+// Shared by tests of low-bit matrices: an emulated device with a family, the canonical matrix in
 // double precision, and how far from it a product may be.
 #pragma once
 

@@ -28,9 +28,9 @@ float CodeValue(const MatrixSource& source, int64_t row, int64_t i) {
   return group.codes[i % format.group];
 }
 
-// What lane l must hold of a fragment of A (kernels/cuda/runtime/simt.h): half h of register r of
-// product j is feature g or, of odd registers, g + 8, and column 2t + h or, of registers 2 and 3,
-// 2t + 8 + h of the instruction, which are elements h and 2 + h of ColumnOf.
+// Part that lane l must hold of a fragment of A (kernels/cuda/runtime/simt.h): half h of register r
+// of product j is feature g or, of odd registers, g + 8, and column 2t + h or, of registers 2 and
+// 3, 2t + 8 + h of the instruction, which are elements h and 2 + h of ColumnOf.
 TEST(LowBitLayout, CodesLieInFragmentOrder) {
   for (const char* name : {"nf4", "fp8", "q6_k", "q4_0", "gptq4"}) {
     constexpr int64_t kCols = 256;

@@ -209,7 +209,7 @@ TEST(LowBit, ProjectionsShareAnInput) {
           product.push_back(static_cast<float>(found[at] - added));
         }
       }
-      // What is added is of magnitude 1 to 8, and rounds as often.
+      // The addend is of magnitude 1 to 8, and rounds as often.
       const double slack = 8 * 4 * 0x1p-24;
       const Weights weights(sources[p].source);
       for (int64_t i = 0; i < count; ++i) {

@@ -164,7 +164,7 @@ bool RunsNow(cuda::Device& device) {
   return *ran;
 }
 
-// What a device does in its turn: the other ranks' devices come to it, too, or it is broken off.
+// A device's work in its turn: the other ranks' devices come to it, too, or it is broken off.
 void RunInTurn(ncclComm* comm, const std::shared_ptr<bool>& use, const Work& work) {
   const auto done = std::make_shared<bool>(false);
   {
@@ -225,7 +225,7 @@ cuda::Device* Awaited(cudaEvent_t event) {
   return waits.empty() ? nullptr : waits.front()->device;
 }
 
-// What a communicator had issued is not to be had any more.
+// Work that a communicator had issued is not to be had any more.
 void Forget(ncclComm* comm) {
   comm->revoked = true;
   std::erase_if(comm->group->sends,

@@ -15,7 +15,7 @@
 namespace treadle {
 
 struct FakeNccl {
-  // What went wrong in the use of the library: it would have been undefined there.
+  // Mistakes in the use of the library: it would have been undefined there.
   static std::atomic<int> misuses;
   // Communicators that were made and neither destroyed nor aborted; ends of both kinds.
   static std::atomic<int> living;

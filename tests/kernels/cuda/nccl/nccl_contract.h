@@ -1,6 +1,6 @@
-// What the NCCL communicator does on any library and devices: included by one test that runs it on
-// GPUs and by one that runs it on emulated devices with a library between threads. Without GPUs the
-// tests say why they are skipped.
+// Contract of the NCCL communicator on any library and devices: included by one test that runs it
+// on GPUs and by one that runs it on emulated devices with a library between threads. Without GPUs
+// the tests say why they are skipped.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -116,7 +116,7 @@ TEST_F(NcclCommunicatorTest, Collectives) {
   }
 }
 
-// What is captured does not run, and then runs as often as it is replayed, on what is there then.
+// Captured work does not run, and then runs as often as it is replayed, on what is there then.
 TEST_F(NcclCommunicatorTest, CollectivesInAGraph) {
   for (int size = 1; size <= ranks(); ++size) {
     Run(size, {.max_count = 100}, [size](Rank& self) {

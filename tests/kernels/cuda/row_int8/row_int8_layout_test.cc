@@ -15,7 +15,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// What the plan is for: the products of an 8B model's layer on 132 multiprocessors.
+// Purpose of the plan: the products of an 8B model's layer on 132 multiprocessors.
 TEST(RowInt8LayoutTest, Plans) {
   const auto plan = [](int64_t rows, int64_t n, int64_t k, bool warpgroups) {
     const int64_t wide = (n + kInt8WarpgroupFeatures - 1) / kInt8WarpgroupFeatures;

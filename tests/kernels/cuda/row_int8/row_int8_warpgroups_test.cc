@@ -14,7 +14,7 @@ namespace {
 
 using Products = Int8Products;
 
-// What x gives, after a look that warpgroups compute it.
+// The product of x, after a look that warpgroups compute it.
 void ExpectBitsOfCpu(Products& products, const HostMatrix& x) {
   ASSERT_EQ(products.Plan(x.rows).features, kInt8WarpgroupFeatures) << x.rows;
   products.ExpectBitsOfCpu(x);

@@ -1,4 +1,4 @@
-// What an op on the device refuses as its output.
+// Outputs that an op on the device refuses.
 #include "kernels/cuda/rows/row_output.h"
 
 #include <gtest/gtest.h>

@@ -148,7 +148,7 @@ TEST(PackBatch, SampleRows) {
   EXPECT_EQ(batch.suppressed[third.first_suppressed], 2);
 }
 
-// What is copied ends with the last list, however large the buffer.
+// The copy ends with the last list, however large the buffer.
 TEST(PackBatch, OnlyWhatIsUsedIsCopied) {
   const Iteration iteration;
   const PackOptions options = {.page_size = 16, .mask_tokens = 40};

@@ -1,5 +1,5 @@
-// What every Device does, real or emulated: included by one test of each, which brings its kernels'
-// compiler with it. Without a device the tests say why they are skipped.
+// Contract of every Device, real or emulated: included by one test of each, which brings its
+// kernels' compiler with it. Without a device the tests say why they are skipped.
 #pragma once
 
 #include <gtest/gtest.h>

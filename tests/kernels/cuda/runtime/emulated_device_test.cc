@@ -165,7 +165,7 @@ TEST(EmulatedDeviceDeathTest, WhatAGpuWouldRefuse) {
   EXPECT_TRUE(device->EndCapture().ok());
 }
 
-// What a real device reads of the environment when it is opened.
+// Variables of the environment that a real device reads when it is opened.
 TEST(LaunchSettings, SayWhatAVariableMayBe) {
   const auto read = [](const char* early, const char* share) {
     early == nullptr ? unsetenv("TREADLE_CUDA_EARLY_LAUNCHES")

@@ -1,5 +1,6 @@
-// What the compiled kernels need of a multiprocessor (threads, shared memory, registers, barriers),
-// and how many of their blocks fit on it, for each kind of GPU that packages have code for.
+// Needs of the compiled kernels from a multiprocessor (threads, shared memory, registers,
+// barriers), and how many of their blocks fit on it, for each kind of GPU that packages have code
+// for.
 //
 // Threads and shared memory are those of the launches of all op cases, and of products and
 // attention in the shapes of real models, on an emulated device that runs nothing. Registers,
@@ -258,7 +259,7 @@ TEST(KernelNeeds, FitEveryGpu) {
       const Compiled& kernel = report->second;
       const int blocks = BlocksOn(gpu, shape, kernel, kernel.barriers);
       EXPECT_GE(blocks, 1);
-      // What bounds them is never the number of barriers (ptxas reserves all for a variable one).
+      // Their bound is never the number of barriers (ptxas reserves all for a variable one).
       EXPECT_EQ(blocks, BlocksOn(gpu, shape, kernel, 1)) << kernel.barriers << " barriers";
       const std::string short_name = ShortName(name);
       EXPECT_LE(kernel.spilled, MostSpilled(short_name)) << "bytes spilled";

@@ -1,4 +1,4 @@
-// What the emulation is for: kernels that a GPU would get wrong silently, or now and then, show.
+// Purpose of the emulation: kernels that a GPU would get wrong silently, or now and then, show.
 #include <gtest/gtest.h>
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-#include "engine/remote/worker_epoch.h"
+#include "engine/remote/worker/worker_epoch.h"
 
 #include <algorithm>
 #include <utility>

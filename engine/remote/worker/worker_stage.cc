@@ -1,4 +1,4 @@
-#include "engine/remote/worker_stage.h"
+#include "engine/remote/worker/worker_stage.h"
 
 #include <sys/stat.h>
 

@@ -23,8 +23,8 @@
 
 #include "absl/status/statusor.h"
 #include "engine/remote/control_streams.h"
-#include "engine/remote/worker_epoch.h"
-#include "engine/remote/worker_stage.h"
+#include "engine/remote/worker/worker_epoch.h"
+#include "engine/remote/worker/worker_stage.h"
 
 namespace treadle {
 

@@ -1,4 +1,4 @@
-#include "engine/remote/worker.h"
+#include "engine/remote/worker/worker.h"
 
 #include <algorithm>
 #include <atomic>
@@ -13,8 +13,9 @@
 #include "engine/remote/background.h"
 #include "engine/remote/control.pb.h"
 #include "engine/remote/host_delay.h"
-#include "engine/remote/received_checkpoint.h"
 #include "engine/remote/thread_priority.h"
+#include "engine/remote/worker/held_stage.h"
+#include "engine/remote/worker/received_checkpoint.h"
 #include "models/checkpoints/fingerprint.h"
 
 namespace treadle {
@@ -43,12 +44,6 @@ struct Master {
   bool reserved = false;
 };
 using MasterPointer = std::shared_ptr<Master>;
-
-absl::Status OtherModel(const std::string& whose, const std::string& sum,
-                        const std::string& wanted) {
-  return absl::FailedPreconditionError(Str(whose, " another file: SHA-256 ", sum.substr(0, 16),
-                                           "..., the client's is ", wanted.substr(0, 16), "..."));
-}
 
 }  // namespace
 
@@ -81,29 +76,21 @@ class Worker::State final : public StageLender {
   void DescribeSelf(control::WorkerHello& out) const;
   absl::Status Greet(const MasterPointer& master);
   absl::Status Configure(const MasterPointer& master, const control::Configure& configuration);
-  absl::StatusOr<std::string> OwnSum(const Checkpoint& checkpoint);
-  absl::Status Load(const MasterPointer& master);
-  absl::Status LoadForGuest(const control::Configure& wanted);
   absl::StatusOr<LentStage> StageFor(const control::Configure& wanted, bool replace);
-  void DropStage();
+  StageSource SourceFor(const MasterPointer& master);
   absl::Status Reserve(const MasterPointer& master, const PageCounts& kv_pages);
   absl::Status LoadAdapter(const MasterPointer& master, control::Adapter&& adapter);
-  absl::StatusOr<std::shared_ptr<const Checkpoint>> OpenCheckpoint(const MasterPointer& master);
+  absl::StatusOr<std::shared_ptr<const Checkpoint>> OpenCheckpoint(
+      const MasterPointer& master, const control::Configure& configuration);
 
   SteadyClock::time_point Beat();  // the pulse thread
   void SendTrace(const Master& to);
   void Log(const std::string& line) {
     if (options_.log) options_.log(line);
   }
+  HeldStage::Options HeldStageOptions();
 
   const WorkerOptions options_;
-
-  // Confined to the task thread.
-  std::string configured_;  // what stage_ is, serialized; empty: nothing is loaded
-  control::Configure configuration_;
-  std::unique_ptr<WorkerStage> stage_;
-  bool for_guest_ = false;  // it was loaded for the guest, not for a master
-  std::string fingerprint_;
 
   Mutex mutex_;
   MasterPointer master_ ABSL_GUARDED_BY(mutex_);
@@ -116,6 +103,8 @@ class Worker::State final : public StageLender {
   std::unique_ptr<TaskThread> tasks_ = std::make_unique<TaskThread>();
   WorkerEpoch epoch_{{options_.pipeline, options_.ranks.gpus.link}, options_.credentials, *tasks_};
   std::unique_ptr<StageGuest> guest_ = options_.guest ? options_.guest(*this) : nullptr;
+  // For the task thread alone.
+  std::unique_ptr<HeldStage> held_ = std::make_unique<HeldStage>(HeldStageOptions());
   std::unique_ptr<PulseThread> pulse_;
   std::unique_ptr<ControlServer> server_;
 };
@@ -128,7 +117,20 @@ Worker::State::~State() {
   server_.reset();  // ends the attachment
   pulse_.reset();
   tasks_.reset();
-  DropStage();  // its threads call epoch_ and the guest
+  held_.reset();  // its threads call epoch_ and the guest
+}
+
+HeldStage::Options Worker::State::HeldStageOptions() {
+  return {.model_path = options_.model_path,
+          .ranks = options_.ranks,
+          .memory = options_.memory,
+          .events = epoch_.Events(),
+          .gone =
+              [this] {
+                if (guest_) guest_->OnStageGone();
+                epoch_.SetRanks(nullptr);
+              },
+          .log = [this](const std::string& line) { Log(line); }};
 }
 
 absl::Status Worker::State::Listen() {
@@ -258,7 +260,7 @@ void Worker::State::Dispatch(const MasterPointer& master, control::MasterMessage
       });
     case control::MasterMessage::kUnloadAdapter:
       return Post(master, [this, id = message.unload_adapter()] {
-        if (stage_ && stage_->ranks()) stage_->ranks()->UnloadAdapter(id);
+        if (held_->ranks() != nullptr) held_->ranks()->UnloadAdapter(id);
         return absl::OkStatus();
       });
     case control::MasterMessage::kTracing:
@@ -312,91 +314,72 @@ absl::Status Worker::State::Greet(const MasterPointer& master) {
   control::WorkerMessage message;
   control::WorkerHello& hello = *message.mutable_hello();
   DescribeSelf(hello);
-  hello.set_fingerprint(fingerprint_);
-  if (!master->weights_from_master && !options_.model_path.empty() && fingerprint_.empty()) {
+  hello.set_fingerprint(held_->fingerprint());
+  if (!master->weights_from_master && !options_.model_path.empty() &&
+      held_->fingerprint().empty()) {
     const auto checkpoint = Checkpoint::Open(options_.model_path);
     if (checkpoint.ok() && !master->files.empty() && FilesHere(**checkpoint) == master->files) {
       hello.set_fingerprint(master->fingerprint);
     } else {
-      const auto sum = checkpoint.ok() ? OwnSum(**checkpoint) : checkpoint.status();
+      const auto sum = checkpoint.ok() ? held_->FingerprintOf(**checkpoint) : checkpoint.status();
       if (!sum.ok()) hello.set_problem(std::string(sum.status().message()));
       if (sum.ok()) hello.set_fingerprint(*sum);
     }
   }
-  hello.set_held_bytes(stage_ == nullptr ? 0 : stage_->weight_bytes());
+  hello.set_held_bytes(held_->stage() == nullptr ? 0 : held_->stage()->weight_bytes());
   master->stream->Send(std::move(message));
   return absl::OkStatus();
 }
 
 absl::Status Worker::State::Configure(const MasterPointer& master,
                                       const control::Configure& configuration) {
-  const std::string configured = configuration.SerializeAsString();
-  if (stage_ == nullptr || configured != configured_) {
-    configuration_ = configuration;
-    configured_.clear();
-    TREADLE_RETURN_IF_ERROR(Load(master));
-    configured_ = configured;
-  }
+  TREADLE_RETURN_IF_ERROR(held_->Configure(configuration, SourceFor(master)));
+  const WorkerStage& stage = *held_->stage();
   epoch_.SetPlace({.stage = configuration.stage(),
                    .stages = configuration.stages(),
                    .deadline = milliseconds(configuration.iteration_deadline_ms()),
                    .wire = ValueOf(kWireTypes, configuration.wire()).value_or(WireType::kF32),
                    .data_plane = ValueOf(kDataPlanes, configuration.data_plane()).value()});
-  TREADLE_ASSIGN_OR_RETURN(const uint64_t available, stage_->AvailableBytes());
+  TREADLE_ASSIGN_OR_RETURN(const uint64_t available, stage.AvailableBytes());
   control::WorkerMessage message;
   control::Loaded& loaded = *message.mutable_loaded();
-  loaded.set_weight_bytes(stage_->weight_bytes());
+  loaded.set_weight_bytes(stage.weight_bytes());
   loaded.set_memory_available(available);
-  loaded.set_memory_pool(stage_->memory_pool());
-  loaded.set_kv_heads(stage_->kv_heads());
-  loaded.set_backend(stage_->backend());
-  EncodePages(stage_->kv_pages(), *loaded.mutable_kv_pages());
+  loaded.set_memory_pool(stage.memory_pool());
+  loaded.set_kv_heads(stage.kv_heads());
+  loaded.set_backend(stage.backend());
+  EncodePages(stage.kv_pages(), *loaded.mutable_kv_pages());
   master->stream->Send(std::move(message));
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::string> Worker::State::OwnSum(const Checkpoint& checkpoint) {
-  if (!fingerprint_.empty()) return fingerprint_;
-  TREADLE_ASSIGN_OR_RETURN(fingerprint_, Fingerprint(checkpoint));
-  return fingerprint_;
-}
-
-void Worker::State::DropStage() {
-  if (guest_) guest_->OnStageGone();
-  epoch_.SetRanks(nullptr);
-  stage_.reset();
-}
-
-absl::Status Worker::State::Load(const MasterPointer& master) {
-  DropStage();
-  for_guest_ = false;
-  Log(Str("loading layers ", configuration_.first_layer(), " to ", configuration_.end_layer()));
-  TREADLE_ASSIGN_OR_RETURN(const std::shared_ptr<const Checkpoint> checkpoint,
-                           OpenCheckpoint(master));
-  double reported = 0;
-  const auto progress = [&](double fraction) {
-    if (fraction < reported + 0.01 && fraction < 1) return;
-    reported = fraction;
-    master->stream->Tell([&](auto& message) { message.set_progress(fraction); });
-  };
-  auto loaded = WorkerStage::Load(configuration_, *checkpoint, options_.ranks, progress);
-  {
-    MutexLock lock(mutex_);
-    receiving_ = nullptr;
-  }
-  TREADLE_ASSIGN_OR_RETURN(stage_, std::move(loaded));
-  return absl::OkStatus();
+StageSource Worker::State::SourceFor(const MasterPointer& master) {
+  return {.open =
+              [this, master](const control::Configure& configuration) {
+                return OpenCheckpoint(master, configuration);
+              },
+          .progress =
+              [master, reported = 0.0](double fraction) mutable {
+                if (fraction < reported + 0.01 && fraction < 1) return;
+                reported = fraction;
+                master->stream->Tell([&](auto& message) { message.set_progress(fraction); });
+              },
+          .loaded =
+              [this] {
+                MutexLock lock(mutex_);
+                receiving_ = nullptr;
+              }};
 }
 
 absl::StatusOr<std::shared_ptr<const Checkpoint>> Worker::State::OpenCheckpoint(
-    const MasterPointer& master) {
-  if (!configuration_.has_directory()) {
+    const MasterPointer& master, const control::Configure& configuration) {
+  if (!configuration.has_directory()) {
     TREADLE_ASSIGN_OR_RETURN(auto opened, Checkpoint::Open(options_.model_path));
     return std::shared_ptr<const Checkpoint>(std::move(opened));
   }
   TREADLE_ASSIGN_OR_RETURN(
       const std::shared_ptr<ReceivedCheckpoint> received,
-      ReceivedCheckpoint::Create(configuration_.directory(), master->silence,
+      ReceivedCheckpoint::Create(configuration.directory(), master->silence,
                                  [stream = master->stream](const control::TensorRequest& request) {
                                    stream->Tell(
                                        [&](auto& message) { *message.mutable_tensor() = request; });
@@ -408,24 +391,11 @@ absl::StatusOr<std::shared_ptr<const Checkpoint>> Worker::State::OpenCheckpoint(
 }
 
 absl::Status Worker::State::Reserve(const MasterPointer& master, const PageCounts& kv_pages) {
-  if (stage_ == nullptr) return absl::FailedPreconditionError("nothing is loaded");
-  // A cache of another size: the ranks are made of what was loaded, so that goes too.
-  if (stage_->ranks() != nullptr && stage_->kv_pages() != kv_pages) {
-    TREADLE_RETURN_IF_ERROR(Load(master));
-  }
-  if (stage_->ranks() == nullptr) {
-    if (const absl::Status status =
-            stage_->Reserve(kv_pages, options_.memory, configured_, epoch_.Events());
-        !status.ok()) {
-      configured_.clear();
-      DropStage();
-      return status;
-    }
-  }
-  stage_->ranks()->UnloadAdapters();  // an earlier master's
-  epoch_.SetRanks(stage_->ranks());
+  TREADLE_RETURN_IF_ERROR(held_->Reserve(kv_pages, SourceFor(master)));
+  held_->ranks()->UnloadAdapters();  // an earlier master's
+  epoch_.SetRanks(held_->ranks());
   epoch_.SetTracing(tracing_.load());
-  master->stream->Tell([memory = stage_->memory().For(master->id)](auto& message) {
+  master->stream->Tell([memory = held_->stage()->memory().For(master->id)](auto& message) {
     message.mutable_reserved()->set_memory(memory);
   });
   return absl::OkStatus();
@@ -433,11 +403,12 @@ absl::Status Worker::State::Reserve(const MasterPointer& master, const PageCount
 
 // A failure is the adapter's, not the attachment's.
 absl::Status Worker::State::LoadAdapter(const MasterPointer& master, control::Adapter&& adapter) {
-  if (stage_ == nullptr || stage_->ranks() == nullptr) {
+  if (held_->ranks() == nullptr) {
     return absl::FailedPreconditionError("an adapter comes before the cache is reserved");
   }
-  TREADLE_ASSIGN_OR_RETURN(const auto file, DecodeAdapter(std::move(adapter), stage_->config()));
-  const absl::Status status = stage_->ranks()->LoadAdapter(*file);
+  TREADLE_ASSIGN_OR_RETURN(const auto file,
+                           DecodeAdapter(std::move(adapter), held_->stage()->config()));
+  const absl::Status status = held_->ranks()->LoadAdapter(*file);
   master->stream->Tell([&](auto& message) {
     control::AdapterLoaded& loaded = *message.mutable_adapter_loaded();
     loaded.set_id(file->id());
@@ -462,42 +433,8 @@ absl::StatusOr<LentStage> Worker::State::StageFor(const control::Configure& want
     MutexLock lock(mutex_);
     attached = master_ != nullptr;
   }
-  const bool none = stage_ == nullptr || stage_->ranks() == nullptr;
-  if (none && attached) return absl::UnavailableError("the worker is loading its master's stage");
-  const bool lacks = wanted.first_layer() < configuration_.first_layer() ||
-                     wanted.end_layer() > configuration_.end_layer() ||
-                     wanted.weights() != configuration_.weights();
-  if (none || (for_guest_ && replace && lacks && !attached && wanted.end_layer() > 0)) {
-    TREADLE_RETURN_IF_ERROR(LoadForGuest(wanted));
-  } else if (configuration_.fingerprint() != wanted.fingerprint()) {
-    return OtherModel("its stage is", configuration_.fingerprint(), wanted.fingerprint());
-  }
-  return LentStage{configuration_, stage_ == nullptr ? nullptr : stage_->ranks(), for_guest_,
-                   options_.ranks};
-}
-
-// Checks alone, where no layers are wanted.
-absl::Status Worker::State::LoadForGuest(const control::Configure& wanted) {
-  if (options_.model_path.empty()) {
-    return absl::FailedPreconditionError(
-        "the worker has no model of its own, and no master: start it with --model");
-  }
-  TREADLE_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::Open(options_.model_path));
-  TREADLE_ASSIGN_OR_RETURN(const std::string sum, OwnSum(*checkpoint));
-  if (sum != wanted.fingerprint()) {
-    return OtherModel(Str("its model ", options_.model_path, " is"), sum, wanted.fingerprint());
-  }
-  if (wanted.end_layer() == 0) return absl::OkStatus();
-  DropStage();
-  configured_.clear();
-  configuration_ = wanted;
-  Log(Str("loading layers ", wanted.first_layer(), " to ", wanted.end_layer(), ", to train"));
-  TREADLE_ASSIGN_OR_RETURN(stage_,
-                           WorkerStage::Load(configuration_, *checkpoint, options_.ranks, {}));
-  for_guest_ = true;
-  const absl::Status reserved = stage_->Reserve({1, 1}, -1, "", epoch_.Events());
-  if (!reserved.ok()) DropStage();
-  return reserved;
+  TREADLE_RETURN_IF_ERROR(held_->ForGuest(wanted, replace, attached));
+  return LentStage{held_->configuration(), held_->ranks(), held_->for_guest(), options_.ranks};
 }
 
 // -- the pulse ------------------------------------------------------------------------------------

@@ -1,0 +1,71 @@
+// The stage that a worker process holds: loaded for its master, or for a guest while it has none.
+//
+// What is held stays until something else is wanted, so that the next master that asks for the same
+// stage finds it loaded. Thread safety: one thread at a time (the worker's task thread).
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "engine/remote/control.pb.h"
+#include "engine/remote/worker/worker_stage.h"
+
+namespace treadle {
+
+// Gives a stage its weights.
+struct StageSource {
+  std::function<absl::StatusOr<std::shared_ptr<const Checkpoint>>(const control::Configure&)> open;
+  std::function<void(double)> progress;  // WorkerStage::Load's; may be empty
+  std::function<void()> loaded;          // once Load has ended, either way; may be empty
+};
+
+class HeldStage {
+ public:
+  struct Options {
+    std::string model_path;  // of the worker's own model; empty: none
+    RankOptions ranks;
+    int memory = -1;  // WorkerStage::Reserve's
+    StageRanks::Events events;
+    std::function<void()> gone;  // called before the stage is destroyed
+    std::function<void(const std::string&)> log;
+  };
+  explicit HeldStage(Options options) : options_(std::move(options)) {}
+  ~HeldStage() { Drop(); }
+
+  // Null: nothing is loaded.
+  WorkerStage* stage() const { return stage_.get(); }
+  // Null until reserved.
+  StageRanks* ranks() const { return stage_ == nullptr ? nullptr : stage_->ranks(); }
+  const control::Configure& configuration() const { return configuration_; }
+  // It was loaded for the guest, not for a master.
+  bool for_guest() const { return for_guest_; }
+
+  // Loads what a master wants, unless it is there. Errors: `source`'s, WorkerStage::Load's.
+  absl::Status Configure(const control::Configure& wanted, const StageSource& source);
+  // Makes the cache and starts the ranks, unless they are there; for a cache of another size the
+  // weights are loaded again. Errors: FailedPrecondition if nothing is loaded; Configure's,
+  // WorkerStage::Reserve's.
+  absl::Status Reserve(const PageCounts& kv_pages, const StageSource& source);
+  // Makes ready what a guest wants. Errors: StageLender::Lend's.
+  absl::Status ForGuest(const control::Configure& wanted, bool replace, bool has_master);
+
+  // The sum of the worker's own model, worked out once; "" until then.
+  const std::string& fingerprint() const { return fingerprint_; }
+  absl::StatusOr<std::string> FingerprintOf(const Checkpoint& own);
+
+ private:
+  void Drop();
+  absl::Status Load(const StageSource& source);
+  absl::Status LoadForGuest(const control::Configure& wanted);
+
+  const Options options_;
+  std::string configured_;  // what stage_ is, serialized; empty: nothing is loaded
+  control::Configure configuration_;
+  std::unique_ptr<WorkerStage> stage_;
+  bool for_guest_ = false;
+  std::string fingerprint_;
+};
+
+}  // namespace treadle
