@@ -25,7 +25,7 @@ void DescribeLayers(const ModelConfig& config, const std::string& prefix,
   for (int64_t i = 0; i < config.layers; ++i) {
     const ModelConfig own = config.OfLayer(i);
     kv_heads.push_back(static_cast<int32_t>(own.kv_heads));
-    inner.push_back(static_cast<int32_t>(own.ffn_hidden));
+    inner.push_back(static_cast<int32_t>(config.experts > 0 ? own.shared_hidden : own.ffn_hidden));
     local[static_cast<size_t>(i)] = config.Local(i);
   }
   metadata.Add(prefix + "attention.head_count_kv", kv_heads);

@@ -101,12 +101,13 @@ TEST_F(GgufFromFolder, OfEveryKind) {
                            "deepseek2",
                            "deepseek2-grouped",
                            "deepseek3",
-                           "glm47flash"}) {
+                           "glm47flash",
+                           "gemma4moe"}) {
     ExpectSameBits(Str(TREADLE_TESTDATA "/models/", name), ".gguf", "f32");
   }
   for (const char* name :
        {"gemma4", "gemma4-large", "qwen2moe", "glm4moe", "minimax-m2", "deepseek2",
-        "deepseek2-grouped", "deepseek3", "glm47flash"}) {  // and back
+        "deepseek2-grouped", "deepseek3", "glm47flash", "gemma4moe"}) {  // and back
     ExpectSameBits(Str(TREADLE_TESTDATA "/models/", name, "/model.gguf"), "", "keep");
   }
   // Frequencies are divided by factors that are rounded once; over 12 positions that stays
