@@ -381,13 +381,13 @@ class Backend {
   // logits, the largest first, of equal ones the first (NaN is less than all else), with a softmax
   // over these k if `normalize`, else over all experts. With `sigmoid`, weights are sigmoid(logit),
   // divided by the sum of the k if `normalize`, and a bias chooses those of the k largest
-  // sigmoid(logit) + bias (DeepSeek-AI 2024, section 2.1.2). All times `scale`, and each expert's times
-  // its own of `expert_scales`. With `groups`, only
-  // the experts of the used_groups groups with the largest scores are looked at, of equal ones the
-  // first: a group's score is the largest of its logits, or with `sigmoid` the sum of its two
-  // largest sigmoid(logit) + bias (the same, and DeepSeek-V2, section 2.2.2). logits: [rows,
-  // experts], up to kMaxExperts; ids: [rows, k], whole numbers; weights: [rows, k]; all f32. The
-  // used groups have at least k experts, and each of them two.
+  // sigmoid(logit) + bias (DeepSeek-AI 2024, section 2.1.2). All times `scale`, and each expert's
+  // times its own of `expert_scales`. With `groups`, only the experts of the used_groups groups
+  // with the largest scores are looked at, of equal ones the first: a group's score is the largest
+  // of its logits, or with `sigmoid` the sum of its two largest sigmoid(logit) + bias (the same,
+  // and DeepSeek-V2, section 2.2.2). logits: [rows, experts], up to kMaxExperts; ids: [rows, k],
+  // whole numbers; weights: [rows, k]; all f32. The used groups have at least k experts, and each
+  // of them two.
   virtual void Route(Tensor logits, const Routing& routing, Tensor ids, Tensor weights) = 0;
 
   // out[i] = sum of weights[i][j] * x[places[i * k + j]] over ascending j, from 0 on by fma; added

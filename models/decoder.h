@@ -87,7 +87,7 @@ struct LayerWeights {
   Linear router;                                  // [experts, hidden]
   // The gate, up and down of each expert. [experts]
   std::vector<Linear> expert_gate, expert_up, expert_down;
-  Buffer router_bias, expert_scales;           // [experts] f32
+  Buffer router_bias, expert_scales;  // [experts] f32
   // Experts beside a network for all rows: norms of what is read, and of what each makes. [hidden]
   Norm router_norm, expert_norm, post_dense_norm, post_expert_norm;
   Linear shared_router;                        // [1, hidden]

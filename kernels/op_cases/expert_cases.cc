@@ -9,8 +9,7 @@ namespace {
 
 void Add(std::vector<OpCase>& cases, OpCase c) {
   c.name = Str(Name(c.op), "/", c.chosen, "x", c.cols, c.normalize ? "/normalize" : "",
-               c.sigmoid ? "/sigmoid" : "", c.bias ? "/bias" : "",
-               c.scaled ? "/scales" : "",
+               c.sigmoid ? "/sigmoid" : "", c.bias ? "/bias" : "", c.scaled ? "/scales" : "",
                c.groups > 1 ? Str("/groups=", c.used_groups, "of", c.groups) : "",
                c.accumulate ? "/add" : "", "/rows=", c.rows);
   cases.push_back(std::move(c));
@@ -86,14 +85,14 @@ void PrepareRoute(OpRun& run, uint64_t seed) {
     }
   }
   run.call = [&run, &c, &logits, &ids, &weights, bias, scales](int64_t begin, int64_t count) {
-    const Routing routing = {.sigmoid = c.sigmoid,
-                             .normalize = c.normalize,
-                             .scale = c.sigmoid ? 2.5f : 1.0f,
-                             .bias = bias == nullptr ? nullptr : bias->view().Row<float>(0),
-                             .expert_scales =
-                                 scales == nullptr ? nullptr : scales->view().Row<float>(0),
-                             .groups = c.groups,
-                             .used_groups = c.used_groups};
+    const Routing routing = {
+        .sigmoid = c.sigmoid,
+        .normalize = c.normalize,
+        .scale = c.sigmoid ? 2.5f : 1.0f,
+        .bias = bias == nullptr ? nullptr : bias->view().Row<float>(0),
+        .expert_scales = scales == nullptr ? nullptr : scales->view().Row<float>(0),
+        .groups = c.groups,
+        .used_groups = c.used_groups};
     run.backend().Route(logits.Rows(begin, count), routing, ids.Rows(begin, count),
                         weights.Rows(begin, count));
   };

@@ -64,8 +64,8 @@ enum class Part {
   kUp,
   kDown,
   kGateUp,
-  kRouter,      // whose logits say which experts a row goes to
-  kRouterBias,  // Routing::bias
+  kRouter,       // whose logits say which experts a row goes to
+  kRouterBias,   // Routing::bias
   kRouterNorm,   // of what the router reads, where that is not what experts read
   kExpertNorm,   // of what experts read, beside a network that reads kFfnNorm's
   kExpertScale,  // Routing::expert_scales

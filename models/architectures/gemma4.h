@@ -103,8 +103,8 @@ inline constexpr auto kGemma4MoeTensors = [] {
        {Part::kPostDenseNorm, "post_ffw_norm_1", "post_feedforward_layernorm_1", Extent::kHidden},
        {Part::kPostExpertNorm, "post_ffw_norm_2", "post_feedforward_layernorm_2",
         Extent::kHidden}}};
-  constexpr auto kExperts = ExpertTensors("router.proj", "experts.*.gate_proj",
-                                          "experts.*.up_proj", "experts.*.down_proj");
+  constexpr auto kExperts = ExpertTensors("router.proj", "experts.*.gate_proj", "experts.*.up_proj",
+                                          "experts.*.down_proj");
   return Changed(Joined(Joined(kGemma4Tensors, kExperts), kOwn), [](TensorRow& row) {
     if (row.part == Part::kGate) row.part = Part::kSharedGate, row.rows = Extent::kSharedInner;
     if (row.part == Part::kUp) row.part = Part::kSharedUp, row.rows = Extent::kSharedInner;

@@ -15,9 +15,9 @@ absl::Status AddDenseAndExperts(const LayerPass& p, const LayerWeights& w) {
   p.MatMul(p.ffn_in, {w.shared_gate.To(p.gate), w.shared_up.To(p.up)});
   p.backend.GeGlu(p.gate, p.up, p.gate);
   const Tensor sum = p.ffn_in;  // which has been read
-  TREADLE_RETURN_IF_ERROR(p.sums.Sum(
-      p.ranks, /*accumulate=*/false, p.half,
-      [&](Tensor rows, bool add) { p.MatMul(p.gate, {w.shared_down.To(rows, add)}); }));
+  TREADLE_RETURN_IF_ERROR(
+      p.sums.Sum(p.ranks, /*accumulate=*/false, p.half,
+                 [&](Tensor rows, bool add) { p.MatMul(p.gate, {w.shared_down.To(rows, add)}); }));
   p.Normalize(w.post_dense_norm, p.half, sum);
   TREADLE_RETURN_IF_ERROR(
       p.sums.Sum(p.ranks, /*accumulate=*/false, p.half,

@@ -209,8 +209,7 @@ INSTANTIATE_TEST_SUITE_P(
                           "gemma4", "gemma4-large", "apertus", "qwen35", "qwen35-tied", "qwen2moe",
                           "qwen35moe", "qwen3next", "glm4moe", "glm4moe-air", "minimax-m2", "lfm2",
                           "lfm2moe", "granitehybrid", "granitehybrid-rope", "granitehybridmoe",
-                          "deepseek2", "deepseek2-grouped", "deepseek3", "glm47flash",
-                          "gemma4moe"),
+                          "deepseek2", "deepseek2-grouped", "deepseek3", "glm47flash", "gemma4moe"),
         ::testing::ValuesIn(kDevices)),
     [](const auto& info) {
       return Identifier(Str(std::get<0>(info.param), "_", std::get<1>(info.param).name));

@@ -314,8 +314,7 @@ absl::Status GgufCheckpoint::ReadLayerSizes(const std::string& prefix) {
   config_.keys_are_values = Find(Str("blk.", first_global, ".attn_v.weight")) == nullptr;
   for (int64_t i = 0; i < config_.layers; ++i) {
     const ModelConfig own = config_.OfLayer(i);
-    for (const auto& [key, size] :
-         {std::pair(heads, own.kv_heads), std::pair(inner, own.*dense)}) {
+    for (const auto& [key, size] : {std::pair(heads, own.kv_heads), std::pair(inner, own.*dense)}) {
       if (size > 0 && at(key, i) == size) continue;
       return Unimplemented(path_, ": metadata ", Quoted(key), " says ", at(key, i), " of layer ", i,
                            ", expected ", size, " as of other layers of its kind");
