@@ -32,6 +32,7 @@ BackendLimits LimitsOf(const Model& model, int64_t max_batch_tokens, const KvCac
           .max_output_rows = max_batch_tokens,
           .max_features =
               std::max({config.hidden, (config.wide_shared_layers + 1) * config.ffn_hidden / ranks,
+                        config.shared_hidden / ranks, config.dense_hidden / ranks,
                         config.heads * head_dim, config.layers * config.layer_embedding}),
           .vocab = config.vocab,
           .page_size = kv.page_size,

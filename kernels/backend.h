@@ -152,6 +152,7 @@ struct Routing {
   bool normalize = true;        // the weights of a row add up to `scale`
   float scale = 1;              // of weights
   const float* bias = nullptr;  // [experts], added to sigmoids for the choice alone; null: none
+  const float* expert_scales = nullptr;  // [experts], of their weights, besides `scale`; null: ones
   // Experts are in so many groups of consecutive ones, of which `used_groups` are looked at.
   int64_t groups = 1;  // divides the number of experts
   int64_t used_groups = 1;
@@ -387,12 +388,13 @@ class Backend {
   // logits, the largest first, of equal ones the first (NaN is less than all else), with a softmax
   // over these k if `normalize`, else over all experts. With `sigmoid`, weights are sigmoid(logit),
   // divided by the sum of the k if `normalize`, and a bias chooses those of the k largest
-  // sigmoid(logit) + bias (DeepSeek-AI 2024, section 2.1.2). All times `scale`. With `groups`, only
-  // the experts of the used_groups groups with the largest scores are looked at, of equal ones the
-  // first: a group's score is the largest of its logits, or with `sigmoid` the sum of its two
-  // largest sigmoid(logit) + bias (the same, and DeepSeek-V2, section 2.2.2). logits: [rows,
-  // experts], up to kMaxExperts; ids: [rows, k], whole numbers; weights: [rows, k]; all f32. The
-  // used groups have at least k experts, and each of them two.
+  // sigmoid(logit) + bias (DeepSeek-AI 2024, section 2.1.2). All times `scale`, and each expert's
+  // times its own of `expert_scales`. With `groups`, only the experts of the used_groups groups
+  // with the largest scores are looked at, of equal ones the first: a group's score is the largest
+  // of its logits, or with `sigmoid` the sum of its two largest sigmoid(logit) + bias (the same,
+  // and DeepSeek-V2, section 2.2.2). logits: [rows, experts], up to kMaxExperts; ids: [rows, k],
+  // whole numbers; weights: [rows, k]; all f32. The used groups have at least k experts, and each
+  // of them two.
   virtual void Route(Tensor logits, const Routing& routing, Tensor ids, Tensor weights) = 0;
 
   // out[i] = sum of weights[i][j] * x[places[i * k + j]] over ascending j, from 0 on by fma; added

@@ -69,15 +69,21 @@ absl::Status LayerPass::AddProduct(const Linear& linear, Tensor x, const Norm& b
   return absl::OkStatus();
 }
 
-absl::Status LayerPass::AddExperts(const LayerWeights& w) const {
+absl::Status LayerPass::RunExperts(const LayerWeights& w, Tensor routed, Tensor x) const {
   const Routing routing = {.sigmoid = architecture.sigmoid_router,
                            .normalize = config.normalized_experts,
                            .scale = static_cast<float>(config.expert_scale),
                            .bias = Values(w.router_bias),
+                           .expert_scales = Values(w.expert_scales),
                            .groups = std::max<int64_t>(config.expert_groups, 1),
                            .used_groups = std::max<int64_t>(config.used_expert_groups, 1)};
-  TREADLE_RETURN_IF_ERROR(experts.Route(backend, w.router, routing, ffn_in, adapters, expert_use));
-  experts.Run(backend, w.expert_gate, w.expert_up, w.expert_down, ffn_in);
+  TREADLE_RETURN_IF_ERROR(experts.Route(backend, w.router, routing, routed, adapters, expert_use));
+  experts.Run(backend, w.expert_gate, w.expert_up, w.expert_down, x);
+  return absl::OkStatus();
+}
+
+absl::Status LayerPass::AddExperts(const LayerWeights& w) const {
+  TREADLE_RETURN_IF_ERROR(RunExperts(w, ffn_in, ffn_in));
   const bool shared = w.shared_gate.loaded();
   if (shared) {
     // gate = sigmoid(w_s x) silu(W_gate x) * W_up x

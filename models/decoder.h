@@ -87,7 +87,9 @@ struct LayerWeights {
   Linear router;                                  // [experts, hidden]
   // The gate, up and down of each expert. [experts]
   std::vector<Linear> expert_gate, expert_up, expert_down;
-  Buffer router_bias;                          // [experts] f32
+  Buffer router_bias, expert_scales;  // [experts] f32
+  // Experts beside a network for all rows: norms of what is read, and of what each makes. [hidden]
+  Norm router_norm, expert_norm, post_dense_norm, post_expert_norm;
   Linear shared_router;                        // [1, hidden]
   Linear shared_gate, shared_up, shared_down;  // as gate, up and down: the expert for all rows
   // The types of the products' inputs.
@@ -166,6 +168,9 @@ struct LayerPass {
   void RotateAlone(Tensor x, const RotaryTable& by) const;
   // hidden += norm(W x + b), of the sum over all ranks; without a norm where it is not loaded.
   absl::Status AddProduct(const Linear& linear, Tensor x, const Norm& by = {}) const;
+  // Runs the experts that the router chooses by `routed` on x, for experts.Mix: both [num_tokens,
+  // hidden] f32.
+  absl::Status RunExperts(const LayerWeights& weights, Tensor routed, Tensor x) const;
   // hidden += the weighted sum of what experts make of the rows of ffn_in, and what the one for all
   // rows makes, over all ranks.
   absl::Status AddExperts(const LayerWeights& weights) const;

@@ -53,6 +53,10 @@ constexpr std::pair<Part, Norm LayerWeights::*> kNorms[] = {
     {Part::kStateNorm, &LayerWeights::state_norm},
     {Part::kAttentionNorm, &LayerWeights::attention_norm},
     {Part::kPostAttentionNorm, &LayerWeights::post_attention_norm},
+    {Part::kRouterNorm, &LayerWeights::router_norm},
+    {Part::kExpertNorm, &LayerWeights::expert_norm},
+    {Part::kPostDenseNorm, &LayerWeights::post_dense_norm},
+    {Part::kPostExpertNorm, &LayerWeights::post_expert_norm},
     {Part::kPostFfnNorm, &LayerWeights::post_ffn_norm},
     {Part::kKNorm, &LayerWeights::k_norm},
     {Part::kFfnNorm, &LayerWeights::ffn_norm},
@@ -181,11 +185,12 @@ absl::Status Decoder::LoadTensor(WeightLoader& loader, const TensorRow& row,
     TREADLE_ASSIGN_OR_RETURN(weights.sinks, loader.LoadVector(name + ".weight", n, 0, 1, heads_));
     return absl::OkStatus();
   }
-  if (row.part == Part::kRouterBias) {
-    TREADLE_ASSIGN_OR_RETURN(weights.router_bias, loader.LoadVector(name, n));
+  if (row.part == Part::kRouterBias || row.part == Part::kExpertScale) {
+    Buffer& own = row.part == Part::kRouterBias ? weights.router_bias : weights.expert_scales;
+    TREADLE_ASSIGN_OR_RETURN(own, loader.LoadVector(name, n));
     return absl::OkStatus();
   }
-  if (row.bare) return LoadStateVector(loader, checkpoint, row, name, weights);
+  if (row.bare && InState(row.part)) return LoadStateVector(loader, checkpoint, row, name, weights);
   if (row.part == Part::kConvolution) {
     if (bias) {
       TREADLE_RETURN_IF_ERROR(LoadStateVector(loader, checkpoint, row, name + ".bias", weights));
@@ -228,6 +233,7 @@ absl::Status Decoder::LoadTensor(WeightLoader& loader, const TensorRow& row,
       if (adds && embedding) scale = 1 / std::sqrt(square);
       if (!adds) norm.epsilon /= square;
     }
+    if (row.part == Part::kRouterNorm) scale = 1 / std::sqrt(static_cast<float>(n));
     if (row.part == Part::kLayerInputNorm) {
       scale = 1 / std::sqrt(static_cast<float>(n));
       norm.epsilon *= static_cast<float>(config_.hidden);
@@ -235,7 +241,8 @@ absl::Status Decoder::LoadTensor(WeightLoader& loader, const TensorRow& row,
     if (row.part == Part::kPostInputNorm) {
       norm.epsilon /= static_cast<float>(config_.layer_embedding) / 2;
     }
-    TREADLE_ASSIGN_OR_RETURN(norm.gain, loader.LoadVector(name + ".weight", n, more, scale, part));
+    TREADLE_ASSIGN_OR_RETURN(
+        norm.gain, loader.LoadVector(row.bare ? name : name + ".weight", n, more, scale, part));
     if (row.part == Part::kOutputNorm && config_.logits_divisor != 1) {
       const auto divided = static_cast<float>(1 / config_.logits_divisor);
       weights.head_norm = {

@@ -11,6 +11,7 @@ absl::Status ExpertRows::Allocate(Activations& activations, const ModelConfig& c
                                   int64_t inner, int64_t max_rows) {
   per_row_ = config.experts_per_token;
   limit_ = ArchitectureOf(config).swiglu_limit;
+  geglu_ = ArchitectureOf(config).geglu;
   const int64_t items = max_rows * per_row_;
   const auto add = [&](Tensor& tensor, int64_t rows, int64_t cols) -> absl::Status {
     TREADLE_ASSIGN_OR_RETURN(tensor, activations.Add(rows / max_rows * cols));
@@ -101,6 +102,8 @@ void ExpertRows::Run(Backend& backend, std::span<const Linear> gate, std::span<c
   MatMul(backend, Chosen(rows_));
   if (limit_ > 0) {
     backend.ClampedSwiGlu(Chosen(gate_), Chosen(up_), limit_, Chosen(gate_));
+  } else if (geglu_) {
+    backend.GeGlu(Chosen(gate_), Chosen(up_), Chosen(gate_));
   } else {
     backend.SwiGlu(Chosen(gate_), Chosen(up_), Chosen(gate_));
   }

@@ -32,7 +32,7 @@ class ExpertRows {
   absl::Status Route(Backend& backend, const Linear& router, const Routing& routing, Tensor x,
                      AdapterRows& adapters, ExpertUse& use);
   // The experts' results for the rows: W_down (silu(W_gate x) * W_up x), [experts] of each W, or
-  // what Architecture::swiglu_limit says instead.
+  // what Architecture::swiglu_limit or geglu says instead.
   void Run(Backend& backend, std::span<const Linear> gate, std::span<const Linear> up,
            std::span<const Linear> down, Tensor x);
   // out = the weighted sum of it, [rows, hidden]; added to out if `accumulate`.
@@ -46,6 +46,7 @@ class ExpertRows {
 
   int64_t per_row_ = 0;
   float limit_ = 0;       // Architecture::swiglu_limit
+  bool geglu_ = false;    // Architecture's
   Tensor logits_;         // [max_rows, experts]
   Tensor ids_, weights_;  // [max_rows, per_row]
   Tensor rows_;       // [max_rows * per_row, hidden]: what experts are given, then what they make

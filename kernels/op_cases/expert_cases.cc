@@ -9,7 +9,7 @@ namespace {
 
 void Add(std::vector<OpCase>& cases, OpCase c) {
   c.name = Str(Name(c.op), "/", c.chosen, "x", c.cols, c.normalize ? "/normalize" : "",
-               c.sigmoid ? "/sigmoid" : "", c.bias ? "/bias" : "",
+               c.sigmoid ? "/sigmoid" : "", c.bias ? "/bias" : "", c.scaled ? "/scales" : "",
                c.groups > 1 ? Str("/groups=", c.used_groups, "of", c.groups) : "",
                c.accumulate ? "/add" : "", "/rows=", c.rows);
   cases.push_back(std::move(c));
@@ -34,6 +34,15 @@ void AddRoutes(std::vector<OpCase>& cases) {
                     .sigmoid = true});
       }
     }
+  }
+  for (const bool sigmoid : {false, true}) {
+    Add(cases, {.op = Op::kRoute,
+                .rows = 70,
+                .cols = 37,
+                .chosen = 5,
+                .normalize = true,
+                .sigmoid = sigmoid,
+                .scaled = true});
   }
   struct Groups {
     int64_t experts, chosen, groups, used;
@@ -61,11 +70,13 @@ void PrepareRoute(OpRun& run, uint64_t seed) {
   GuardedTensor& logits = run.Add("logits", Role::kInput, c.rows, c.cols);
   GuardedTensor& ids = run.Add("ids", Role::kOutput, c.rows, c.chosen);
   GuardedTensor& weights = run.Add("weights", Role::kOutput, c.rows, c.chosen);
-  GuardedTensor* bias = nullptr;
+  GuardedTensor *bias = nullptr, *scales = nullptr;
   if (c.bias) bias = &run.Add("bias", Role::kInput, 1, c.cols);
+  if (c.scaled) scales = &run.Add("scales", Role::kInput, 1, c.cols);
   Random random(seed);
   // One row in three has ties, of experts with biases in steps.
   if (c.bias) bias->Fill([&] { return std::round(4 * random.Normal()) / 16; });
+  if (c.scaled) scales->Fill([&] { return std::fabs(random.Normal()); });
   for (int64_t row = 0; row < c.rows; ++row) {
     for (int64_t i = 0; i < c.cols; ++i) {
       const float x = (c.bias ? 1 : 3) * random.Normal();
@@ -73,13 +84,15 @@ void PrepareRoute(OpRun& run, uint64_t seed) {
       logits.Row(row)[i] = row % 3 == 1 ? std::round(c.groups > 1 ? std::fabs(x) : x) : x;
     }
   }
-  run.call = [&run, &c, &logits, &ids, &weights, bias](int64_t begin, int64_t count) {
-    const Routing routing = {.sigmoid = c.sigmoid,
-                             .normalize = c.normalize,
-                             .scale = c.sigmoid ? 2.5f : 1.0f,
-                             .bias = bias == nullptr ? nullptr : bias->view().Row<float>(0),
-                             .groups = c.groups,
-                             .used_groups = c.used_groups};
+  run.call = [&run, &c, &logits, &ids, &weights, bias, scales](int64_t begin, int64_t count) {
+    const Routing routing = {
+        .sigmoid = c.sigmoid,
+        .normalize = c.normalize,
+        .scale = c.sigmoid ? 2.5f : 1.0f,
+        .bias = bias == nullptr ? nullptr : bias->view().Row<float>(0),
+        .expert_scales = scales == nullptr ? nullptr : scales->view().Row<float>(0),
+        .groups = c.groups,
+        .used_groups = c.used_groups};
     run.backend().Route(logits.Rows(begin, count), routing, ids.Rows(begin, count),
                         weights.Rows(begin, count));
   };

@@ -69,6 +69,7 @@ struct OpCase {
   int64_t chosen = 0;
   bool normalize = false;               // Route
   bool sigmoid = false;                 // likewise
+  bool scaled = false;                  // likewise: experts have scales
   int64_t groups = 1, used_groups = 1;  // likewise
 
   // RotateAndStoreKv, Attention, CopyPages; with states: Convolve, GatedDelta

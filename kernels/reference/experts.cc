@@ -52,7 +52,8 @@ void ReferenceBackend::Route(Tensor logits, const Routing& routing, Tensor ids, 
     if (routing.sigmoid && !routing.normalize) sum = 1;
     for (int64_t j = 0; j < weights.cols; ++j) {
       ids.Row<float>(row)[j] = static_cast<float>(order[j]);
-      weights.Row<float>(row)[j] = static_cast<float>(score(order[j]) / sum * routing.scale);
+      const double own = routing.expert_scales == nullptr ? 1 : routing.expert_scales[order[j]];
+      weights.Row<float>(row)[j] = static_cast<float>(score(order[j]) / sum * routing.scale * own);
     }
   }
 }

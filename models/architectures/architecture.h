@@ -64,8 +64,11 @@ enum class Part {
   kUp,
   kDown,
   kGateUp,
-  kRouter,      // whose logits say which experts a row goes to
-  kRouterBias,  // Routing::bias
+  kRouter,       // whose logits say which experts a row goes to
+  kRouterBias,   // Routing::bias
+  kRouterNorm,   // of what the router reads, where that is not what experts read
+  kExpertNorm,   // of what experts read, beside a network that reads kFfnNorm's
+  kExpertScale,  // Routing::expert_scales
   kExpertGate,
   kExpertUp,
   kExpertDown,
@@ -73,6 +76,8 @@ enum class Part {
   kSharedGate,    // of that expert
   kSharedUp,
   kSharedDown,
+  kPostDenseNorm,    // of what a network beside experts makes
+  kPostExpertNorm,   // of what these make
   kPostFfnNorm,      // of what is added
   kInputGate,        // of the layer's own embedding
   kInputProjection,  // of what the gate lets pass

@@ -1,11 +1,14 @@
-// Gemma 4, the models of text (Google DeepMind 2026: E2B, E4B, 31B): Gemma 3's norms, GeGLU and
-// layers in turn, but that global layers have heads of another size, of which a quarter rotates,
-// values are normalized, layers read the K/V of earlier ones and get an embedding of their own, and
-// logits are capped.
+// Gemma 4, the models of text (Google DeepMind 2026: E2B, E4B, 31B, 26B-A4B): Gemma 3's norms,
+// GeGLU and layers in turn, but that global layers have heads of another size, of which a quarter
+// rotates, values are normalized, layers read the K/V of earlier ones and get an embedding of their
+// own, and logits are capped. Layers of 26B-A4B have experts beside the dense network: both, and
+// the router, read the residual stream by norms of their own, and what both make is normalized
+// before it is added.
 //
 // Thread safety: constants and a pure function.
 #pragma once
 
+#include "models/architectures/experts.h"
 #include "models/architectures/gemma.h"
 
 namespace treadle {
@@ -83,5 +86,57 @@ inline constexpr Architecture kGemma4 = {
                     .tied_head = true,
                     .model_type = "gemma4_text",
                     .repeated = kGemma4Repeated}};
+
+inline constexpr auto kGemma4MoeTensors = [] {
+  constexpr std::array<TensorRow, 5> kOwn = {
+      {{.part = Part::kRouterNorm,
+        .gguf = "ffn_gate_inp.scale",
+        .hugging_face = "router.scale",
+        .rows = Extent::kHidden,
+        .bare = true},
+       {.part = Part::kExpertScale,
+        .gguf = "ffn_down_exps.scale",
+        .hugging_face = "router.per_expert_scale",
+        .rows = Extent::kExperts,
+        .bare = true},
+       {Part::kExpertNorm, "pre_ffw_norm_2", "pre_feedforward_layernorm_2", Extent::kHidden},
+       {Part::kPostDenseNorm, "post_ffw_norm_1", "post_feedforward_layernorm_1", Extent::kHidden},
+       {Part::kPostExpertNorm, "post_ffw_norm_2", "post_feedforward_layernorm_2",
+        Extent::kHidden}}};
+  constexpr auto kExperts = ExpertTensors("router.proj", "experts.*.gate_proj", "experts.*.up_proj",
+                                          "experts.*.down_proj");
+  return Changed(Joined(Joined(kGemma4Tensors, kExperts), kOwn), [](TensorRow& row) {
+    if (row.part == Part::kGate) row.part = Part::kSharedGate, row.rows = Extent::kSharedInner;
+    if (row.part == Part::kUp) row.part = Part::kSharedUp, row.rows = Extent::kSharedInner;
+    if (row.part == Part::kDown) row.part = Part::kSharedDown, row.columns = Extent::kSharedInner;
+  });
+}();
+inline constexpr auto kGemma4MoeOwn = [] {
+  constexpr JsonField kOfExperts[] = {{"moe_intermediate_size", &ModelConfig::ffn_hidden},
+                                      {"intermediate_size", &ModelConfig::shared_hidden},
+                                      {"num_experts", &ModelConfig::experts},
+                                      {"top_k_experts", &ModelConfig::experts_per_token}};
+  std::array<JsonField, std::size(kGemma4Own) + std::size(kOfExperts)> own = {};
+  std::ranges::copy(kOfExperts, std::ranges::copy(kGemma4Own, own.begin()).out);
+  return own;
+}();
+inline constexpr FixedField kGemma4MoeFixed[] = {kGemma4Fixed[0],
+                                                 kGemma4Fixed[1],
+                                                 {"enable_moe_block", "true", true},
+                                                 kGemma4Fixed[3],
+                                                 {"use_double_wide_mlp", "false"}};
+
+inline constexpr Architecture kGemma4Moe = [] {
+  Architecture family = kGemma4;
+  family.name = "gemma4moe";
+  family.gguf_name = "gemma4";
+  family.tensors = kGemma4MoeTensors;
+  family.config_json.own = kGemma4MoeOwn;
+  family.config_json.fixed = kGemma4MoeFixed;
+  family.experts = true;
+  family.shared_expert = true;
+  family.hugging_face_experts = FusedExperts::kByHalves;
+  return family;
+}();
 
 }  // namespace treadle

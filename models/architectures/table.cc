@@ -36,7 +36,7 @@ constexpr Architecture kArchitectures[] = {
     kGranite,   kGranite4,   kOlmo2,     kSeedOss, kGlm4,     kExaone4,       kErnie45,
     kHunyuan,   kMinistral3, kGemma4,    kApertus, kQwen35,   kQwen2Moe,      kQwen35Moe,
     kQwen3Next, kGlm4Moe,    kMiniMaxM2, kLfm2,    kLfm2Moe,  kGraniteHybrid, kGraniteHybridMoe,
-    kDeepseek2, kDeepseek3};
+    kDeepseek2, kDeepseek3,  kGemma4Moe};
 
 constexpr std::string_view kGgufLayers = "blk.";
 

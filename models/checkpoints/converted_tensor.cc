@@ -51,6 +51,14 @@ std::vector<float> Transposed(std::span<const float> values, int64_t n, int64_t 
   return out;
 }
 
+void ReorderColumns(std::span<const int32_t> order, std::vector<float>& values) {
+  std::vector<float> row(order.size());
+  for (auto begin = values.begin(); begin != values.end(); begin += std::ssize(row)) {
+    for (size_t i = 0; i < order.size(); ++i) row[i] = begin[order[i]];
+    std::ranges::copy(row, begin);
+  }
+}
+
 ConversionError Compare(std::span<const float> values, const MatrixSource& made,
                         const ParallelFor& parallel_for) {
   std::mutex mutex;
@@ -101,8 +109,9 @@ absl::StatusOr<ConvertedTensor> ConvertTensor(const StoredTensor& tensor,
   const bool from_turned = target.transposed && IsDense(*tensor.format);
   const bool to_turned =
       target.transposed && !target.to_gguf && (to == nullptr || IsDense(*to->format));
+  const bool same_values = target.more == 0 && target.column_order.empty() && !target.to_rates;
   if (to == nullptr || (to->format == tensor.format && !tensor.format->apart() &&
-                        from_turned == to_turned && target.more == 0)) {
+                        from_turned == to_turned && same_values)) {
     return AsStored(tensor, target);
   }
   const auto named = [&](const absl::Status& status) {
@@ -120,7 +129,8 @@ absl::StatusOr<ConvertedTensor> ConvertTensor(const StoredTensor& tensor,
   source.transposed = turn;
   if (const absl::Status status = CheckMatrixSource(source); !status.ok()) return named(status);
   std::vector<float> values = DecodeMatrix(source, parallel_for);
-  for (float& value : values) value += target.more;
+  for (float& value : values) value = target.to_rates ? -std::exp(value) : value + target.more;
+  if (!target.column_order.empty()) ReorderColumns(target.column_order, values);
   std::vector<int64_t> shape = {source.n, source.k};
   if (!from_turned && to_turned) {
     values = Transposed(values, source.n, source.k);

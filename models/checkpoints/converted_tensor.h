@@ -28,7 +28,9 @@ struct TensorTarget {
   bool transposed = false;  // folders keep this matrix, if it is dense, [in, out]; else [out, in]
   bool to_gguf = false;     // which keeps every matrix [out, in]
   float more = 0;           // added to every value
-  std::vector<float> importance = {};  // of columns, for Quantize
+  std::vector<int32_t> column_order = {};  // if set: column i is column column_order[i]
+  bool to_rates = false;                   // every value x becomes -exp(x)
+  std::vector<float> importance = {};      // of columns, for Quantize
 };
 
 struct ConvertedTensor {

@@ -4,6 +4,38 @@
 #include "models/decoder.h"
 
 namespace treadle {
+namespace {
+
+// hidden += norm(norm(dense(norm(hidden))) + norm(experts(norm(hidden)))), each with its own norm.
+absl::Status AddDenseAndExperts(const LayerPass& p, const LayerWeights& w) {
+  p.Normalize(w.router_norm, p.hidden, p.half);
+  p.Normalize(w.expert_norm, p.hidden, p.ffn_in);
+  TREADLE_RETURN_IF_ERROR(p.RunExperts(w, p.half, p.ffn_in));
+  p.Normalize(w.ffn_norm, p.hidden, p.ffn_in);
+  p.MatMul(p.ffn_in, {w.shared_gate.To(p.gate), w.shared_up.To(p.up)});
+  p.backend.GeGlu(p.gate, p.up, p.gate);
+  const Tensor sum = p.ffn_in;  // which has been read
+  TREADLE_RETURN_IF_ERROR(
+      p.sums.Sum(p.ranks, /*accumulate=*/false, p.half,
+                 [&](Tensor rows, bool add) { p.MatMul(p.gate, {w.shared_down.To(rows, add)}); }));
+  p.Normalize(w.post_dense_norm, p.half, sum);
+  TREADLE_RETURN_IF_ERROR(
+      p.sums.Sum(p.ranks, /*accumulate=*/false, p.half,
+                 [&](Tensor rows, bool add) { p.experts.Mix(p.backend, add, rows); }));
+  w.post_expert_norm.Apply(p.backend, p.half, sum, /*accumulate=*/true);
+  w.post_ffn_norm.Apply(p.backend, sum, p.hidden, /*accumulate=*/true);
+  return absl::OkStatus();
+}
+
+// hidden += norm(W_down (gelu(W_gate n) * W_up n)), n = norm(hidden).
+absl::Status AddDense(const LayerPass& p, const LayerWeights& w) {
+  const Tensor ffn_in = p.Normalized(w.ffn_norm, p.ffn_in);
+  p.MatMul(ffn_in, {w.gate.To(p.gate), w.up.To(p.up)});
+  p.backend.GeGlu(p.gate, p.up, p.inner);
+  return p.AddProduct(w.down, p.inner, w.post_ffn_norm);
+}
+
+}  // namespace
 
 absl::Status Gemma4Layer(const LayerPass& p, const LayerWeights& w) {
   // hidden += norm(W_o attention(rotate(norm(W_q n)), rotate(norm(W_k n)), norm(W_v n))), n =
@@ -24,11 +56,7 @@ absl::Status Gemma4Layer(const LayerPass& p, const LayerWeights& w) {
   }
   p.Attend();
   TREADLE_RETURN_IF_ERROR(p.AddProduct(w.out, p.attended, w.post_attention_norm));
-  // hidden += norm(W_down (gelu(W_gate n) * W_up n)), n = norm(hidden).
-  const Tensor ffn_in = p.Normalized(w.ffn_norm, p.ffn_in);
-  p.MatMul(ffn_in, {w.gate.To(p.gate), w.up.To(p.up)});
-  p.backend.GeGlu(p.gate, p.up, p.inner);
-  TREADLE_RETURN_IF_ERROR(p.AddProduct(w.down, p.inner, w.post_ffn_norm));
+  TREADLE_RETURN_IF_ERROR(w.router.loaded() ? AddDenseAndExperts(p, w) : AddDense(p, w));
   // hidden += norm(W (gelu(W_gate hidden) * the layer's own embedding)), the same on all ranks.
   if (w.input_gate.loaded()) {
     const Tensor gate = DenseTensor(p.gate.data, DType::kF32, p.hidden.rows, p.layer_input.cols);

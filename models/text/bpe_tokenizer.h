@@ -184,6 +184,9 @@ class BpeTokenizer : public Tokenizer {
   std::vector<std::string> bytes_;     // by id
 };
 
+// A token's text in byte-level vocabularies (TokenizerSpec::Token::text).
+std::string SpelledBytes(std::string_view bytes);
+
 // InvalidArgument if a merge names a token that the vocabulary lacks; Unimplemented for an unknown
 // pre-tokenizer.
 absl::StatusOr<std::unique_ptr<Tokenizer>> CreateByteLevelBpe(TokenizerSpec spec);

@@ -110,6 +110,12 @@ absl::Status ByteLevelBpe::EncodeText(std::string_view text, bool /*at_start*/, 
 
 }  // namespace
 
+std::string SpelledBytes(std::string_view bytes) {
+  std::string text;
+  for (const char c : bytes) AppendUtf8(Spelling().character[static_cast<uint8_t>(c)], &text);
+  return text;
+}
+
 absl::StatusOr<std::unique_ptr<Tokenizer>> CreateByteLevelBpe(TokenizerSpec spec) {
   TREADLE_ASSIGN_OR_RETURN(PreTokenizer pre_tokenizer, PreTokenizer::Create(spec.pre_tokenizer));
   auto made = std::make_unique<ByteLevelBpe>(std::move(spec), std::move(pre_tokenizer));

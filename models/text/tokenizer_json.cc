@@ -9,6 +9,7 @@
 #include "base/quoted.h"
 #include "base/status.h"
 #include "models/text/pre_tokenizer.h"
+#include "models/text/tiktoken_file.h"
 
 namespace treadle {
 namespace {
@@ -77,10 +78,14 @@ absl::StatusOr<std::vector<int32_t>> EndIdsIn(const std::filesystem::path& path,
 class Reader {
  public:
   explicit Reader(std::filesystem::path folder)
-      : folder_(std::move(folder)), file_((folder_ / "tokenizer.json").string()) {}
+      : folder_(std::move(folder)),
+        tiktoken_(!std::filesystem::exists(folder_ / "tokenizer.json") &&
+                  std::filesystem::exists(folder_ / kTiktokenFile)),
+        file_((folder_ / (tiktoken_ ? kTiktokenFile : "tokenizer.json")).string()) {}
 
   absl::StatusOr<TokenizerSpec> Read() {
-    TREADLE_ASSIGN_OR_RETURN(root_, ReadJsonFile(file_));
+    TREADLE_ASSIGN_OR_RETURN(root_,
+                             tiktoken_ ? TiktokenAsJson(folder_.string()) : ReadJsonFile(file_));
     TREADLE_RETURN_IF_ERROR(ReadModel());
     TREADLE_RETURN_IF_ERROR(ReadAddedTokens());
     const bool sentencepiece = spec_.model == TokenizerSpec::Model::kSentencePiece;
@@ -129,6 +134,7 @@ class Reader {
   absl::StatusOr<int32_t> NamedToken(const Json& config, const char* name) const;
 
   const std::filesystem::path folder_;
+  const bool tiktoken_;
   const std::string file_;
   Json root_;
   TokenizerSpec spec_;
@@ -265,7 +271,11 @@ absl::Status Reader::ReadSpaces() {
            Member(step, "content") == kSpace;
   };
   const std::vector<Json> steps = Steps(normalizer, "normalizers");
-  if (!steps.empty() && pre_tokenizer.is_null() && replaces(steps.back())) {
+  // Gemma's cuts text at spaces, of which its normalizer leaves none.
+  const bool cuts_nothing =
+      pre_tokenizer.is_null() || (TypeOf(pre_tokenizer) == "Split" &&
+                                  Member(Member(pre_tokenizer, "pattern"), "String") == " ");
+  if (!steps.empty() && cuts_nothing && replaces(steps.back())) {
     const bool prepends =
         steps.size() == 2 && TypeOf(steps[0]) == "Prepend" && Member(steps[0], "prepend") == kSpace;
     if (steps.size() == 1 || prepends) {

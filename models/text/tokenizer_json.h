@@ -1,5 +1,6 @@
-// Reads the tokenizer of a Hugging Face folder: tokenizer.json, with tokenizer_config.json,
-// special_tokens_map.json and generation_config.json for what it does not hold (BOS, EOS, stops).
+// Reads the tokenizer of a Hugging Face folder: tokenizer.json, or Kimi's tiktoken.model
+// (tiktoken_file.h), with tokenizer_config.json, special_tokens_map.json and generation_config.json
+// for what it does not hold (BOS, EOS, stops).
 //
 // Understood: byte-level BPE that cuts text as a row of pre_tokenizer_table.cc does, and
 // SentencePiece-style BPE with byte fallback (Llama 2, TinyLlama, Mistral). Anything else is
@@ -17,7 +18,7 @@
 
 namespace treadle {
 
-// NotFound when the folder has no tokenizer.json: such a model serves token ids only.
+// NotFound when the folder has neither file: such a model serves token ids only.
 absl::StatusOr<TokenizerSpec> ReadTokenizerJson(const std::string& folder);
 
 // The ids that end generation, by generation_config.json or, without an entry there, config.json;

@@ -168,7 +168,8 @@ TEST(GgufPackage, FilesGiveTheLogitsOfTransformers) {
                            "deepseek2",
                            "deepseek2-grouped",
                            "deepseek3",
-                           "glm47flash"}) {
+                           "glm47flash",
+                           "gemma4moe"}) {
     SCOPED_TRACE(name);
     const std::string folder = std::string(TREADLE_TESTDATA "/models/") + name;
     const Oracle oracle = ReadOracle(folder);
@@ -208,7 +209,7 @@ INSTANTIATE_TEST_SUITE_P(
                           "gemma4", "gemma4-large", "apertus", "qwen35", "qwen35-tied", "qwen2moe",
                           "qwen35moe", "qwen3next", "glm4moe", "glm4moe-air", "minimax-m2", "lfm2",
                           "lfm2moe", "granitehybrid", "granitehybrid-rope", "granitehybridmoe",
-                          "deepseek2", "deepseek2-grouped", "deepseek3", "glm47flash"),
+                          "deepseek2", "deepseek2-grouped", "deepseek3", "glm47flash", "gemma4moe"),
         ::testing::ValuesIn(kDevices)),
     [](const auto& info) {
       return Identifier(Str(std::get<0>(info.param), "_", std::get<1>(info.param).name));

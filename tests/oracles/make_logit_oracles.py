@@ -30,7 +30,7 @@ CONVERTED = ["smollm3-tied", "granite", "granite4", "olmo2", "olmo3", "seed-oss"
              "hunyuan", "ministral3", "phi4-mini", "gemma4", "gemma4-large", "apertus",
              "qwen35", "qwen2moe", "qwen35moe", "qwen3next", "glm4moe", "minimax-m2", "lfm2", "lfm2moe",
              "granitehybrid", "granitehybridmoe", "deepseek2", "deepseek2-grouped",
-             "deepseek3", "glm47flash"]  # these by llama.cpp's converter
+             "deepseek3", "glm47flash", "gemma4moe"]  # these by llama.cpp's converter
 PROMPT, GREEDY = 9, 20  # tokens that greedy generation begins with, and gives
 LLAMA = dict(vocab_size=VOCAB, hidden_size=30, intermediate_size=53, num_hidden_layers=2,
              num_attention_heads=3, num_key_value_heads=3, max_position_embeddings=96,
@@ -254,6 +254,12 @@ CASES = {
     "glm47flash": ("Glm4MoeLite", LLAMA | {key: value for key, value in DEEPSEEK.items() if "dense" not in key} | dict(
         q_lora_rank=26, kv_lora_rank=12, qk_nope_head_dim=22, v_head_dim=6, n_shared_experts=1, num_hidden_layers=2,
         routed_scaling_factor=1.8), "float16", 40, {}),
+    # As 26B-A4B: a dense network and experts in every layer.
+    "gemma4moe": ("Gemma4", GEMMA4 | dict(num_hidden_layers=2, num_key_value_heads=3, head_dim=10, global_head_dim=16,
+                                          layer_types=["sliding_attention", "full_attention"],
+                                          num_global_key_value_heads=1, attention_k_eq_v=True,
+                                          hidden_size_per_layer_input=0, enable_moe_block=True, num_experts=7,
+                                          top_k_experts=3, moe_intermediate_size=19), "float16", 60, {}),
 }
 
 
@@ -557,7 +563,7 @@ def small_checkpoints(names):
         config_class, model_class = classes_of(kind)
         generator = torch.Generator().manual_seed(1000 + index)
         how = dict(attn_implementation="eager" if kind in ("Bloom", "GptOss") else "sdpa")
-        if "num_experts_per_tok" in options:
+        if "num_experts_per_tok" in options or "num_experts" in options:
             how["experts_implementation"] = "eager"
         model = model_class(config_class(**options, **how)).eval()
         randomize(model, generator)

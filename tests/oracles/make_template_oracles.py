@@ -208,7 +208,8 @@ SNIPPETS = {
 "methods": "{{ 'xxaxx'.strip('x') }} {{ '\\u00a0\\u3000a\\x1f '|trim }}| {{ 'aXbX'.replace('X', 'yy', 1) }} {{ 'abc'.find('c') }} {{ 'abcabc'.count('bc') }} {{ '{} and {1} {name}'.replace('{1}', '').format('p', name='q') }} {{ ', '.join(['a', 'b']) }} {{ 'prefix-x'.removeprefix('prefix-') }} {{ 'a\\nb\\r\\nc'.splitlines() }} {{ 'abc'.startswith(('x', 'a')) }}",
 "lists": "{{ [1, 'two', none, true, 2.5, [], {'a': 1}] }} {{ [3, 1, 2]|sort }} {{ ['b', 'A', 'a']|sort }} {{ [1, 2, 3]|reverse|list }} {{ [1, 1, 2]|unique|list }} {{ [1, 2] + [3] }} {{ (1, 2)|join('-') }} {{ [1, 2, 3, 4][1:-1] }} {{ [1, 2, 3, 4][::2] }} {{ [1, 2, 3][5:] }} {{ [4, 9, 2]|min }}{{ [4, 9, 2]|max }} {{ range(3)|list }} {{ range(5, 0, -2)|list }}",
 "dicts": "{% set d = {'b': 1, 'a': 'x'} %}{{ d }} {{ d.b }} {{ d['a'] }} {{ d.get('z') }} {{ d.get('z', 5) }} {{ d|length }} {{ d|dictsort|map('first')|list }} {% for k, v in d.items() %}{{ k }}={{ v }};{% endfor %}{% for k in d %}{{ k }}{% endfor %} {{ d.keys()|list }} {{ d.values()|list }} {{ d|items|map('last')|list }} {{ 'a' in d }} {{ d.zz is defined }} {{ dict(q=1) }}",
-"json": "{{ {'a': [1, 2.0, none, true, 'é\"\\\\\\n\\t\\x01/<>&\\u2028'], 'b': {}, 'c': []}|tojson }} {{ {'a': [1, {'b': 2}], 'c': []}|tojson(indent=2) }} {{ {'b': 1, 'a': 'é😀'}|tojson(ensure_ascii=true, sort_keys=true) }}",
+"json": "{{ {'a': [1, 2.0, none, true, 'é\"\\\\\\n\\t\\x01/<>&\\u2028'], 'b': {}, 'c': []}|tojson }} {{ {'a': [1, {'b': 2}], 'c': []}|tojson(indent=2) }} {{ {'b': 1, 'a': 'é😀'}|tojson(ensure_ascii=true, sort_keys=true) }} {{ {'a': [1, {'b': 2}], 'c': []}|tojson(separators=(',', ':')) }} {{ {'a': [1, 2], 'c': 3}|tojson(indent=1, separators=(' ;', ' = ')) }}",
+"json-separators": "{{ [1]|tojson(separators=(',', )) }}",
 "maps": "{{ messages|map(attribute='role')|join(',') }} {{ messages|map(attribute='x', default='-')|list }} {{ ['a', 'b']|map('upper')|list }} {{ [1, 2, 3]|select('odd')|list }} {{ [1, 2, 3]|reject('odd')|list }} {{ [0, 1, '']|select|list }} {{ messages|rejectattr('role', 'equalto', 'user')|map(attribute='role')|list }} {{ messages|selectattr('nothing')|list|length }} {{ messages|selectattr('role', 'in', ['user'])|list|length }}",
 "tests": "{{ [1 is number, 1 is integer, 1.0 is integer, true is boolean, 'a' is string, [] is iterable, {} is mapping, [] is sequence, none is none, x is undefined, 3 is odd, 4 is divisibleby 2, 1 is eq 1, 'a' is in ['a'], 2 is gt 1, true is true, 1 is true, x is not defined, 'a' is not string] }}",
 "logic": "{{ 1 and 'x' }} {{ 0 or 'y' }} {{ not 1 }} {{ 1 < 2 < 3 }} {{ 1 < 3 < 2 }} {{ 'b' > 'a' }} {{ 1 == 1.0 }} {{ 1 == true }} {{ '1' == 1 }} {{ 'a' not in 'cab' }} {{ not 'a' in 'cab' }} {{ 'yes' if 0 else 'no' }} {{ 'only' if 0 }}| {{ -1|abs }} {{ 2 * 3 ~ 4 * 1 }} {{ [1, 2] == [1, 2] }} {{ {'a': 1} == {'a': 1} }} {{ x == y }} {{ none == x }}",
@@ -252,8 +253,76 @@ SNIPPETS = {
 "unpack": "{% for a, b in [[1]] %}{% endfor %}",
 }
 
-# Templates of the two formats of calls that are known (server/openai/tools/tool_calls.h), and gpt-oss'.
+# Templates of some formats of calls that are known (server/openai/tools/tool_calls.h).
 TOOL_TEMPLATES = {
+"tools-kimi": """{%- macro body(message) -%}
+    {%- set c = message.get('content') -%}
+    {%- if c is string -%}{{ c }}{%- elif c is not none -%}{% for part in c %}{{ part['text'] }}{% endfor %}{%- endif -%}
+{%- endmacro -%}
+{% macro head(message) -%}
+    {%- set name = message.get('name') or message['role'] -%}
+    {%- if message['role'] in ['user', 'assistant'] -%}<|im_{{ message['role'] }}|>{{ name }}<|im_middle|>
+    {%- else -%}<|im_system|>{{ name }}<|im_middle|>{%- endif -%}
+{%- endmacro -%}
+{%- set ns = namespace(last=-1) -%}
+{%- for i in range(messages|length - 1, -1, -1) -%}
+    {%- if messages[i]['role'] == 'assistant' and not messages[i].get('tool_calls') -%}{%- set ns.last = i -%}{%- endif -%}
+{%- endfor -%}
+{%- if tools -%}<|im_system|>tool_declare<|im_middle|>{{ tools | tojson(separators=(',', ':')) }}<|im_end|>{%- endif -%}
+{%- for message in messages[:ns.last + 1] + messages[ns.last + 1:] -%}
+    {{ head(message) }}
+    {%- if message['role'] == 'assistant' and message.get('tool_calls') -%}
+        <think>{{ message.get('reasoning_content', '') }}</think>{{ body(message) }}<|tool_calls_section_begin|>
+        {%- for call in message['tool_calls'] -%}
+            {%- set id = call['id'] if ':' in call['id'] else 'functions.' + call['function']['name'] + ':' + (loop.index0 | string) -%}
+            <|tool_call_begin|>{{ id }}<|tool_call_argument_begin|>{% if call['function']['arguments'] is string %}{{ call['function']['arguments'] }}{% else %}{{ call['function']['arguments'] | tojson }}{% endif %}<|tool_call_end|>
+        {%- endfor -%}
+        <|tool_calls_section_end|>
+    {%- elif message['role'] == 'tool' -%}
+        ## Return of {{ message.tool_call_id }}
+{{ body(message) }}
+    {%- else -%}{{ body(message) }}{%- endif -%}
+    <|im_end|>
+{%- endfor -%}
+{%- if add_generation_prompt -%}<|im_assistant|>assistant<|im_middle|>{%- endif -%}""",
+"tools-lfm": """{{- bos_token -}}
+{%- macro value(v) -%}
+    {%- if v is string -%}{{- "'" + v + "'" -}}{%- elif v is mapping -%}{{- v | tojson -}}{%- else -%}{{- v | string -}}{%- endif -%}
+{%- endmacro -%}
+{%- macro calls(list) -%}
+    {%- set ns = namespace(texts=[]) -%}
+    {%- for call in list -%}
+        {%- set own = namespace(texts=[]) -%}
+        {%- for k, v in call["function"]["arguments"].items() -%}{%- set own.texts = own.texts + [k + "=" + value(v)] -%}{%- endfor -%}
+        {%- set ns.texts = ns.texts + [call["function"]["name"] + "(" + (own.texts | join(", ")) + ")"] -%}
+    {%- endfor -%}
+    {{- "<|tool_call_start|>[" + (ns.texts | join(", ")) + "]<|tool_call_end|>" -}}
+{%- endmacro -%}
+{%- set keep = keep | default(false) -%}
+{%- set ns = namespace(system="", last=-1) -%}
+{%- if messages[0]["role"] == "system" -%}{%- set ns.system = messages[0]["content"] -%}{%- set messages = messages[1:] -%}{%- endif -%}
+{%- if tools -%}
+    {%- set ns.system = ns.system + ("\\n" if ns.system else "") + "Tools: [" -%}
+    {%- for tool in tools -%}
+        {%- if tool is not string -%}{%- set tool = tool | tojson -%}{%- endif -%}
+        {%- set ns.system = ns.system + tool + ("" if loop.last else ", ") -%}
+    {%- endfor -%}
+    {%- set ns.system = ns.system + "]" -%}
+{%- endif -%}
+{%- if ns.system -%}{{- "<|im_start|>system\\n" + ns.system + "<|im_end|>\\n" -}}{%- endif -%}
+{%- for message in messages -%}{%- if message["role"] == "assistant" -%}{%- set ns.last = loop.index0 -%}{%- endif -%}{%- endfor -%}
+{%- for message in messages -%}
+    {{- "<|im_start|>" + message.role + "\\n" -}}
+    {%- if message.role == "assistant" -%}{%- generation -%}
+        {%- set content = message.content or "" -%}
+        {%- if not keep and loop.index0 != ns.last and "</think>" in content -%}{%- set content = content.split("</think>")[-1] | trim -%}{%- endif -%}
+        {{- content -}}
+        {%- if message.tool_calls is defined -%}{{- calls(message.tool_calls) -}}{%- endif -%}
+        {{- "<|im_end|>\\n" -}}
+    {%- endgeneration -%}
+    {%- else %}{%- if message.get("content") -%}{{- message["content"] -}}{%- endif -%}{{- "<|im_end|>\\n" -}}{%- endif %}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- "<|im_start|>assistant\\n" -}}{%- endif -%}""",
 "tools-hermes": """{%- if tools is iterable and tools | length > 0 %}{{- '<|im_start|>system\\nTools: <tools>' }}
     {%- for tool in tools %}{%- if tool.function is defined %}{%- set tool = tool.function %}{%- endif %}
         {{- '\\n' + tool.name + ': ' }}{{- tool | tojson }}

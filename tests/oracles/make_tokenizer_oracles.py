@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Writes tests/testdata/tokenizers/: small tokenizers with what the authors' libraries make of hard text.
 
-Run from the repository's root, with tokenizers, sentencepiece, transformers and gguf installed. With "added"
-for an argument it writes the tokenizers of added tokens alone. For the default model (first argument: its
+Run from the repository's root, with tokenizers, sentencepiece, transformers, tiktoken and gguf installed. With "added"
+for an argument it writes the tokenizers of added tokens alone, with "gemma" or "kimi" that family's. For the default model (first argument: its
 GGUF file), only texts and ids are kept; the test reads the vocabulary from the file itself.
 """
 import io
@@ -301,12 +301,78 @@ def added_tokens():
         save(f"added-{name}", tokenizer, {}, decodes_at_random=False, texts=texts, undecoded=undecoded)
 
 
+def gemma():
+    """transformers' own class; with the pieces and merges of Llama's."""
+    from transformers import GemmaTokenizer
+    with open(f"{OUT}/llama/tokenizer.json", encoding="utf-8") as file:
+        model = json.load(file)["model"]
+    made = GemmaTokenizer(vocab=model["vocab"], merges=[tuple(merge) for merge in model["merges"]], bos_token="<s>",
+                          eos_token="</s>", pad_token="<unk>", mask_token="<unk>")
+    tokenizer = made.backend_tokenizer
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", pair="<s> $A <s> $B",
+                                                             special_tokens=[("<s>", model["vocab"]["<s>"])])
+    save("gemma", tokenizer, {"bos_token": "<s>", "eos_token": "</s>"}, decodes_at_random=False)
+
+
+def kimi():
+    """A folder as Kimi K2's, and what tiktoken makes of it with the pattern of the authors' code."""
+    import base64
+
+    import tiktoken
+    upper, lower = (r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]")
+    ending = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    pattern = "|".join([r"[\p{Han}]+", rf"[^\r\n\p{{L}}\p{{N}}]?{upper}*{lower}+{ending}",
+                        rf"[^\r\n\p{{L}}\p{{N}}]?{upper}+{lower}*{ending}", r"\p{N}{1,3}",
+                        r" ?[^\s\p{L}\p{N}]+[\r\n]*", r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+"])
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = split(pattern)
+    trained.train_from_iterator(corpus(), trainers.BpeTrainer(
+        vocab_size=700, show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    spelled = {}  # GPT-2's characters of bytes
+    following = 0x100
+    for byte in range(256):
+        printable = 0x21 <= byte <= 0x7E or 0xA1 <= byte <= 0xAC or byte >= 0xAE
+        spelled[chr(byte if printable else following)] = byte
+        following += not printable
+    tokens = [bytes([byte]) for byte in range(256)]
+    for merge in json.loads(trained.to_str())["model"]["merges"]:
+        made = bytes(spelled[c] for c in "".join(merge))
+        if made not in tokens:
+            tokens.append(made)
+    folder = f"{OUT}/kimi-k2"
+    os.makedirs(folder, exist_ok=True)
+    with open(f"{folder}/tiktoken.model", "wb") as file:
+        for rank, token in enumerate(tokens):
+            file.write(base64.b64encode(token) + b" %d\n" % rank)
+    names = {len(tokens) + i: name for i, name in enumerate(["[BOS]", "[EOS]", "<|im_end|>", "<|im_user|>"])}
+    names[len(tokens) + 9] = "[PAD]"
+    with open(f"{folder}/tokenizer_config.json", "w", encoding="utf-8") as file:
+        json.dump({"tokenizer_class": "TikTokenTokenizer", "bos_token": "[BOS]", "eos_token": "[EOS]", "pad_token": "[PAD]",
+                   "added_tokens_decoder": {str(id): {"content": name, "special": True} for id, name in names.items()}},
+                  file)
+    library = tiktoken.Encoding("kimi", pat_str=pattern, mergeable_ranks={t: i for i, t in enumerate(tokens)},
+                                special_tokens={name: id for id, name in names.items()})
+
+    def decode(ids, special):
+        return library.decode([id for id in ids if special or id not in names])
+
+    texts = HARD + ["中文汉字abc中", "[BOS]a[EOS]<|im_user|>b[PAD]"]
+    write("kimi-k2/oracle", {"cases": cases(lambda text, _: library.encode(text, allowed_special="all"), decode, texts),
+                             "random": random_decodes(decode, len(tokens))})
+
+
 if sys.argv[1:] == ["added"]:
     added_tokens()
+elif sys.argv[1:] == ["kimi"]:
+    kimi()
+elif sys.argv[1:] == ["gemma"]:
+    gemma()
 else:
     shutil.rmtree(OUT, ignore_errors=True)
     os.makedirs(OUT)
     byte_level_family()
     sentencepiece_family()
+    gemma()
+    kimi()
     added_tokens()
     default_model(sys.argv[1])

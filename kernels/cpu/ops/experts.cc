@@ -146,6 +146,9 @@ void RouteRows(const RouteArguments& a) {
       const Vec share = Div(LoadLanes(weights + i, lanes), Broadcast(sum));
       StoreLanes(weights + i, Mul(share, scale), lanes);
     });
+    for (int64_t j = 0; j < a.chosen && a.routing.expert_scales != nullptr; ++j) {
+      weights[j] *= a.routing.expert_scales[static_cast<int64_t>(ids[j])];
+    }
   }
 }
 

@@ -78,6 +78,9 @@ TREADLE_KERNEL(kThreads) void RouteKernel(RouteParams p) {
   }
   for (int j = 0; j < p.chosen; ++j) {
     weights[j] = simt::Divide(weights[j], sum) * p.routing.scale;
+    if (p.routing.expert_scales != nullptr) {
+      weights[j] *= p.routing.expert_scales[static_cast<int>(p.ids.Row(row)[j])];
+    }
   }
 }
 

@@ -289,7 +289,8 @@ absl::Status GgufCheckpoint::ReadStates(const std::string& prefix, StateKind kin
 }
 
 // Reads sizes that a file lists for each layer, or says once of all: heads of K and V, and inner
-// features; and sizes of local layers' heads. A layer without its own V takes its keys' products.
+// features, with experts those of the one for all rows; and sizes of local layers' heads. A layer
+// without its own V takes its keys' products.
 absl::Status GgufCheckpoint::ReadLayerSizes(const std::string& prefix) {
   std::vector<bool> global;
   for (int64_t i = 0; i < config_.layers; ++i) global.push_back(!config_.Local(i));
@@ -305,14 +306,15 @@ absl::Status GgufCheckpoint::ReadLayerSizes(const std::string& prefix) {
   const std::string heads = prefix + kGgufKvHeads, inner = prefix + "feed_forward_length";
   config_.kv_heads = at(heads, first_global);
   config_.local_kv_heads = at(heads, first_local);
-  config_.ffn_hidden = at(inner, 0);
+  int64_t ModelConfig::*const dense =
+      config_.experts > 0 ? &ModelConfig::shared_hidden : &ModelConfig::ffn_hidden;
+  config_.*dense = at(inner, 0);
   config_.wide_shared_layers =
-      config_.shared_kv_layers > 0 && at(inner, config_.layers - 1) != config_.ffn_hidden;
+      config_.shared_kv_layers > 0 && at(inner, config_.layers - 1) != config_.*dense;
   config_.keys_are_values = Find(Str("blk.", first_global, ".attn_v.weight")) == nullptr;
   for (int64_t i = 0; i < config_.layers; ++i) {
     const ModelConfig own = config_.OfLayer(i);
-    for (const auto& [key, size] :
-         {std::pair(heads, own.kv_heads), std::pair(inner, own.ffn_hidden)}) {
+    for (const auto& [key, size] : {std::pair(heads, own.kv_heads), std::pair(inner, own.*dense)}) {
       if (size > 0 && at(key, i) == size) continue;
       return Unimplemented(path_, ": metadata ", Quoted(key), " says ", at(key, i), " of layer ", i,
                            ", expected ", size, " as of other layers of its kind");

@@ -17,6 +17,7 @@
 #include "models/checkpoints/huggingface/safetensors.h"
 #include "models/checkpoints/huggingface/text_files.h"
 #include "models/checkpoints/latent_tensors.h"
+#include "models/text/tiktoken_file.h"
 #include "models/text/tokenizer_json.h"
 
 namespace treadle {
@@ -255,7 +256,8 @@ absl::Status HuggingFaceCheckpoint::ReadShards(const HfQuantization& quantizatio
 
 absl::Status HuggingFaceCheckpoint::ReadTextSide() {
   const std::filesystem::path folder(path_);
-  if (std::filesystem::exists(folder / "tokenizer.json")) {
+  if (std::filesystem::exists(folder / "tokenizer.json") ||
+      std::filesystem::exists(folder / kTiktokenFile)) {
     TREADLE_ASSIGN_OR_RETURN(tokenizer_, ReadTokenizerJson(path_));
   } else {
     TREADLE_ASSIGN_OR_RETURN(end_ids_, ReadEndIds(path_, config_.vocab));

@@ -434,8 +434,8 @@ bool Describes(const Architecture& architecture, const Fields& fields) {
   for (const Json& type : fields.At("layer_types")) {
     states |= type == "mamba" || type == "linear_attention";
   }
-  return architecture.experts == (experts.is_number() && experts > 0) &&
-         (architecture.states != StateKind::kNone) == states;
+  const bool mixes = (experts.is_number() && experts > 0) || fields.At("enable_moe_block") == true;
+  return architecture.experts == mixes && (architecture.states != StateKind::kNone) == states;
 }
 
 }  // namespace

@@ -138,11 +138,17 @@ ModelConfig ConfigOf(const Shape& shape) {
     config.tiled_states =
         architecture.gguf_tiled_states && config.state_heads != config.state_key_heads;
   }
-  if (architecture.local_heads) {  // Gemma 4 E4B's
+  if (architecture.local_heads) {  // Gemma 4 E4B's, and 26B-A4B's
     config.local_head_dim = config.head_dim / 2;
     config.local_kv_heads = config.kv_heads;
-    config.shared_kv_layers = config.layers > 24 ? 18 : 0;
-    config.layer_embedding = 256;
+    if (architecture.experts) {
+      config.local_kv_heads = 4 * config.kv_heads;
+      config.keys_are_values = true;
+      config.shared_hidden = 3 * shape.ffn;
+    } else {
+      config.shared_kv_layers = config.layers > 24 ? 18 : 0;
+      config.layer_embedding = 256;
+    }
     config.rotated_pairs = config.head_dim / 8;
     config.logits_cap = 30;
     config.query_scalar = 1;

@@ -8,14 +8,16 @@
 #include "models/architectures/config_fields.h"
 #include "models/architectures/rotary_embedding.h"
 #include "models/checkpoints/write/gguf_file_writer.h"
+#include "models/checkpoints/write/gguf_states.h"
 #include "models/text/pre_tokenizer.h"
 
 namespace treadle {
 namespace {
 
 // A list says these of each layer, where layers differ.
-bool ListedByLayer(std::string_view member) {
-  return member == "kv_heads" || member == "ffn_hidden";
+bool ListedByLayer(const Architecture& architecture, std::string_view member) {
+  if (member == "kv_heads" && ListsKvHeads(architecture)) return true;
+  return architecture.local_heads && (member == "kv_heads" || member == "ffn_hidden");
 }
 
 void DescribeLayers(const ModelConfig& config, const std::string& prefix,
@@ -25,7 +27,7 @@ void DescribeLayers(const ModelConfig& config, const std::string& prefix,
   for (int64_t i = 0; i < config.layers; ++i) {
     const ModelConfig own = config.OfLayer(i);
     kv_heads.push_back(static_cast<int32_t>(own.kv_heads));
-    inner.push_back(static_cast<int32_t>(own.ffn_hidden));
+    inner.push_back(static_cast<int32_t>(config.experts > 0 ? own.shared_hidden : own.ffn_hidden));
     local[static_cast<size_t>(i)] = config.Local(i);
   }
   metadata.Add(prefix + "attention.head_count_kv", kv_heads);
@@ -43,7 +45,7 @@ void DescribeFields(const Struct& of, const Architecture& architecture, const st
                     GgufMetadataWriter& metadata) {
   for (const ConfigField<Struct>& field : FieldsOf<Struct>()) {
     if (field.gguf == nullptr || !field.IsOf(architecture)) continue;
-    if (architecture.local_heads && ListedByLayer(field.name)) continue;
+    if (ListedByLayer(architecture, field.name)) continue;
     if (architecture.dense_first && std::string_view(field.name) == "ffn_hidden") continue;
     VisitMember(field, of, [&]<typename Value>(const Value& value) {
       if constexpr (std::is_same_v<Value, bool>) metadata.Add(prefix + field.gguf, value);
@@ -218,6 +220,7 @@ absl::Status DescribeModel(const Checkpoint& checkpoint, GgufMetadataWriter& met
   if (!architecture.gguf_elsewhere) {
     notices.push_back(Str("Treadle reads this file; llama.cpp has no ", architecture.name));
   }
+  if (config.HasStates()) DescribeStates(config, architecture, prefix, metadata);
   if (architecture.rotary) DescribeRope(config, architecture, prefix, metadata);
   if (config.window > 0 && config.global_layers == 0) {
     metadata.Add(prefix + "attention.sliding_window", static_cast<uint32_t>(config.window));

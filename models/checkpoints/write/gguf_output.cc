@@ -8,6 +8,7 @@
 #include "models/checkpoints/converted_tensor.h"
 #include "models/checkpoints/gguf/gguf_file.h"
 #include "models/checkpoints/write/gguf_file_writer.h"
+#include "models/checkpoints/write/gguf_states.h"
 #include "models/checkpoints/write/quantize_checkpoint.h"
 
 namespace treadle {
@@ -86,16 +87,19 @@ absl::StatusOr<TensorTarget> GgufOutput::FolderTarget(const StoredTensor& tensor
   target.name = SpellTensorName(architecture, Checkpoint::Kind::kGguf, name);
   target.row_order = OrderBetween(FileRowOrder(*name.row, config, Checkpoint::Kind::kHuggingFace),
                                   FileRowOrder(*name.row, config, Checkpoint::Kind::kGguf));
+  ArrangeState(*name.row, config, target);
   target.to_gguf = true;
   target.transposed = TransposedInFolder(config, tensor);
-  if (tensor.shape.size() == 2 && tensor.format->block > 1 && !tensor.format->apart()) {
-    return target;  // GGUF's own blocks
-  }
-  // Vectors are floats in every file; of what GGUF has no type for, floats, exactly.
-  const bool keep = tensor.shape.size() == 2 && tensor.format->gguf_type >= 0;
+  const bool matrix = tensor.shape.size() == 2 && name.row->part != Part::kConvolution;
+  const bool blocks = tensor.format->block > 1 && !tensor.format->apart();
+  if (matrix && blocks && target.column_order.empty()) return target;  // GGUF's own
+  // Vectors and convolutions are floats in every file; of what GGUF has no type for, floats,
+  // exactly.
+  const bool keep = matrix && !blocks && tensor.format->gguf_type >= 0;
   target.to = &dense_.at(keep ? tensor.format->name : "f32");
   target.to_keep = tensor.format != target.to->format;
-  if (tensor.shape.size() == 1) target.more = architecture.hugging_face_gain;
+  const bool counts = !name.row->bare && name.row->part != Part::kStateNorm;
+  if (tensor.shape.size() == 1 && counts) target.more = architecture.hugging_face_gain;
   return target;
 }
 
@@ -171,6 +175,9 @@ absl::Status GgufOutput::Place(GgufFileWriter::Tensor tensor,
   if (name.row != nullptr && (name.row->part == Part::kKeyUp || name.row->part == Part::kValueUp)) {
     const int64_t heads = source_.config().heads;  // whose matrices lie one behind the other
     tensor.shape = {heads, tensor.shape[0] / heads, tensor.shape[1]};
+  }
+  if (name.row != nullptr) {
+    tensor.shape = GgufStateShape(*name.row, source_.config(), std::move(tensor.shape));
   }
   if (name.expert.empty()) {
     tensors.push_back(std::move(tensor));

@@ -89,10 +89,10 @@ absl::StatusOr<QuantizeReport> QuantizeCheckpoint(const std::string& in, const s
   TREADLE_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> source, Checkpoint::Open(in));
   TREADLE_RETURN_IF_ERROR(options.weights.CheckAgainst(*source));
   const bool to_gguf = out.ends_with(".gguf");
-  if (source->config().HasStates() && to_gguf != (source->kind() == Checkpoint::Kind::kGguf)) {
+  if (source->config().HasStates() && !to_gguf && source->kind() == Checkpoint::Kind::kGguf) {
     return Unimplemented(in, ": layers of ", source->config().architecture,
-                         " keep a state, which is written as it was read only; expected ", out,
-                         " to be ", to_gguf ? "a folder" : "a .gguf file");
+                         " keep a state, of which a .gguf file becomes no folder; expected ", out,
+                         " to be a .gguf file");
   }
   QuantizeReport report;
   if (std::string notice = options.weights.Notice(*source); !notice.empty()) {

@@ -4,9 +4,10 @@
 //   any other OUT        a Hugging Face folder; dense types, nf4, fp4, int8 (read by transformers
 //                        with bitsandbytes too), fp8 and k-bit types; of GGUF files, of Llamas only
 //
-// Treadle reads what it wrote as the same bits that `--weights` gives while loading. The output
-// says what it was made from: treadle.source, treadle.source_sha256, treadle.weights and
-// treadle.version, in GGUF's metadata or the safetensors header's __metadata__.
+// Treadle reads what it wrote as the same bits that `--weights` gives while loading, but for a
+// matrix of Qwen 3.5's folders whose columns change places (gguf_states.h). The output says what it
+// was made from: treadle.source, treadle.source_sha256, treadle.weights and treadle.version, in
+// GGUF's metadata or the safetensors header's __metadata__.
 //
 // One tensor at a time is in memory. Nothing is under OUT's name until all of it is on disk.
 // Thread safety: pure functions, but for the files.

@@ -118,9 +118,15 @@ Value Indent(C& context, A& arguments) {
 Value ToJsonFilter(C& context, A& arguments) {
   const auto read =
       Read(context, "tojson", arguments, {"ensure_ascii", "indent", "separators", "sort_keys"});
-  const Value* separators = read.Get("separators");
-  if (separators && !separators->is_none()) context.Fail("tojson: separators cannot be chosen");
   JsonStyle style;
+  if (const Value* separators = read.Get("separators"); separators && !separators->is_none()) {
+    const List two = context.Items(*separators);
+    if (two.size() != 2 || !two[0].is_string() || !two[1].is_string()) {
+      context.Fail("tojson: the separators are ", Text(context, *separators));
+    }
+    style.between_items = two[0].AsString();
+    style.behind_key = two[1].AsString();
+  }
   const int64_t indent = read.Int("indent", -1);
   if (indent > 100) context.Fail("tojson: the indent is ", indent);
   style.indent = static_cast<int>(std::max<int64_t>(indent, -1));

@@ -54,7 +54,9 @@ class Writer {
     const auto indent = [&](int at) {
       return "\n" + std::string(static_cast<size_t>(at) * static_cast<size_t>(json_->indent), ' ');
     };
-    const std::string between = lines ? "," + indent(level + 1) : ", ";
+    std::string between = lines ? "," : ", ";
+    if (json_ != nullptr && json_->between_items) between = *json_->between_items;
+    if (lines) between += indent(level + 1);
     size_t size = (parts.size() + 1) * between.size() + 2;
     for (const std::string& part : parts) size += part.size();
     context_.Charge(size);
@@ -98,8 +100,9 @@ class Writer {
       });
     }
     std::vector<std::string> parts;
+    const std::string behind_key = json_ == nullptr ? ": " : json_->behind_key;
     for (const auto* item : items) {
-      parts.push_back(WriteKey(item->first) + ": " + Write(item->second, level + 1));
+      parts.push_back(WriteKey(item->first) + behind_key + Write(item->second, level + 1));
     }
     return Wrap('{', parts, '}', level);
   }

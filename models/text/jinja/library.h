@@ -2,6 +2,7 @@
 // ({{ message.content.strip() }}) and functions; access to members; and how values are written.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -35,6 +36,9 @@ struct JsonStyle {
   int indent = -1;  // spaces per level; -1: on one line
   bool ascii_only = false;
   bool sort_keys = false;
+  // Texts between items, and between a key and its value; unset: ", ", and "," before a new line.
+  std::optional<std::string> between_items;
+  std::string behind_key = ": ";
 };
 // json.dumps(value). Fails for what JSON has no form for.
 std::string ToJson(Context& context, const Value& value, const JsonStyle& style);

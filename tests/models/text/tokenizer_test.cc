@@ -66,8 +66,8 @@ TEST_P(OracleTest, EncodesAndDecodesAsTheAuthors) {
 INSTANTIATE_TEST_SUITE_P(TokenizerJson, OracleTest,
                          ::testing::Values("gpt-2", "smollm", "olmo", "bloom", "falcon",
                                            "llama-bpe", "qwen2", "gpt-4o", "llama", "mistral",
-                                           "added-bytes", "added-nfc", "added-prepend",
-                                           "added-metaspace"),
+                                           "gemma", "kimi-k2", "added-bytes", "added-nfc",
+                                           "added-prepend", "added-metaspace"),
                          [](const auto& test) {
                            std::string name = test.param;
                            std::erase(name, '-');

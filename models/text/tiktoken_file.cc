@@ -1,0 +1,119 @@
+#include "models/text/tiktoken_file.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "base/mapped_file.h"
+#include "base/number.h"
+#include "base/quoted.h"
+#include "base/status.h"
+#include "base/utf8.h"
+#include "models/text/bpe_tokenizer.h"
+#include "models/text/pre_tokenizer.h"
+
+namespace treadle {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr const char* kClass = "TikTokenTokenizer";  // Kimi's
+constexpr const char* kPreTokenizer = "kimi-k2";
+constexpr size_t kLongest = 1024;  // bytes of a token, each of whose splits is looked at
+
+// Nothing unless all of `text` is base64 (RFC 4648, section 4).
+std::optional<std::string> FromBase64(std::string_view text) {
+  constexpr std::string_view kDigits =
+      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  if (text.empty() || text.size() % 4 != 0) return std::nullopt;
+  for (int padding = 0; padding < 2 && text.ends_with('='); ++padding) text.remove_suffix(1);
+  std::string bytes;
+  uint32_t bits = 0;
+  int count = 0;
+  for (const char c : text) {
+    const size_t digit = kDigits.find(c);
+    if (digit == kDigits.npos) return std::nullopt;
+    bits = bits << 6 | static_cast<uint32_t>(digit);
+    count += 6;
+    if (count < 8) continue;
+    count -= 8;
+    bytes.push_back(static_cast<char>(bits >> count & 0xff));
+  }
+  return bytes;
+}
+
+// Tokens by rank.
+absl::StatusOr<std::vector<std::string>> ReadTokens(const std::string& path) {
+  TREADLE_ASSIGN_OR_RETURN(const auto file, MappedFile::Open(path));
+  std::vector<std::string> tokens;
+  for (std::string_view text = file->text(); !text.empty();) {
+    const std::string_view line = text.substr(0, text.find('\n'));
+    text.remove_prefix(std::min(text.size(), line.size() + 1));
+    if (line.empty()) continue;
+    const size_t space = std::min(line.find(' '), line.size());
+    auto token = FromBase64(line.substr(0, space));
+    const auto rank = NumberIn<int64_t>(line.substr(std::min(space + 1, line.size())));
+    if (!token || token->size() > kLongest || rank != std::ssize(tokens)) {
+      return InvalidArgument(path, ": line ", tokens.size() + 1, " is ", Quoted(Cut(line, 80)),
+                             ", expected a token in base64, up to ", kLongest, " bytes, and ",
+                             tokens.size());
+    }
+    tokens.push_back(*std::move(token));
+  }
+  return tokens;
+}
+
+}  // namespace
+
+absl::StatusOr<Json> TiktokenAsJson(const std::string& folder) {
+  const std::filesystem::path in(folder);
+  const std::string path = (in / kTiktokenFile).string();
+  const std::string config_path = (in / "tokenizer_config.json").string();
+  TREADLE_ASSIGN_OR_RETURN(const Json config, ReadJsonFile(config_path));
+  if (config.value("tokenizer_class", Json()) != kClass) {
+    return Unimplemented(config_path, ": tokenizer_class is ",
+                         config.value("tokenizer_class", Json()).dump(), ", expected \"", kClass,
+                         "\" beside ", kTiktokenFile);
+  }
+  TREADLE_ASSIGN_OR_RETURN(const std::vector<std::string> tokens, ReadTokens(path));
+  std::unordered_map<std::string_view, size_t> ranks;
+  Json vocabulary = Json::object(), merges = Json::array(), added = Json::array();
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (!ranks.emplace(tokens[i], i).second) {
+      return InvalidArgument(path, ": line ", i + 1, " repeats the token of line ",
+                             ranks[tokens[i]] + 1);
+    }
+    vocabulary[SpelledBytes(tokens[i])] = i;
+  }
+  for (const std::string& token : tokens) {
+    for (size_t at = 1; at < token.size(); ++at) {
+      const std::string_view left = std::string_view(token).substr(0, at);
+      const std::string_view right = std::string_view(token).substr(at);
+      if (!ranks.contains(left) || !ranks.contains(right)) continue;
+      merges.push_back({SpelledBytes(left), SpelledBytes(right)});
+    }
+  }
+  const Json listed = config.value("added_tokens_decoder", Json::object());
+  for (const auto& [id, token] : listed.items()) {
+    const auto number = NumberIn<int64_t>(id);
+    if (!token.is_object() || !number) {
+      return InvalidArgument(config_path, ": added_tokens_decoder has ", Quoted(Cut(id, 80)),
+                             ", expected ids of tokens");
+    }
+    added.push_back(token);
+    added.back()["id"] = *number;
+  }
+  TREADLE_ASSIGN_OR_RETURN(const PreTokenizerRow* row, FindPreTokenizer(kPreTokenizer));
+  const Json split = {{"type", "Split"},
+                      {"pattern", {{"Regex", SplitPatterns(*row)[0]}}},
+                      {"behavior", "Isolated"}};
+  const Json bytes = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}};
+  return Json{{"model", {{"type", "BPE"}, {"vocab", vocabulary}, {"merges", merges}}},
+              {"added_tokens", added},
+              {"pre_tokenizer", {{"type", "Sequence"}, {"pretokenizers", {split, bytes}}}},
+              {"decoder", {{"type", "ByteLevel"}}}};
+}
+
+}  // namespace treadle
