@@ -56,6 +56,7 @@ void PlanInFlight::Clear() {
   requests.clear();
   members.clear();
   stores.clear();
+  copies.clear();
   work = 0;
   padding = 0;
   schedule = 0;
@@ -85,6 +86,7 @@ IterationPlan Planner::Build(const Selection& selection, Clock::time_point now,
     if (first.next_position < request.prompt_length() && !first.sits_out) {
       num_tokens = Writable(request, std::min(num_tokens, InputsLeft(request)));
       if (num_tokens == 0) continue;
+      num_tokens = UpToBranch(request, num_tokens);
       AddPromptChunk(request, num_tokens, plan, note);
     } else if (initiation) {
       AddKnown(request, member.num_tokens, plan, note);
@@ -176,6 +178,17 @@ int32_t Planner::Writable(const Request& request, int32_t num_tokens) {
   return num_tokens;
 }
 
+// How many of the next `num_tokens` inputs of a prompt come before its branch, if it is among them.
+// On stages that only take note of a plan, a ring holds what was known before.
+int32_t Planner::UpToBranch(Request& request, int32_t num_tokens) const {
+  if (StagesOf(request) != StageRange()) return num_tokens;
+  Sequence& first = request.sequences[0];
+  const int32_t branch = kv_.BranchOf(PrefixOf(request, ReusableInputs(request)));
+  if (branch <= first.next_position || branch > first.next_position + num_tokens) return num_tokens;
+  first.branch = branch;
+  return branch - first.next_position;
+}
+
 void Planner::Admit(Request& request) {
   const int64_t prompt = request.prompt_length();
   auto pages = kv_.Admit(prompt, prompt + request.spec.max_new_tokens, request.spec.candidates,
@@ -222,6 +235,12 @@ void Planner::AddPromptChunk(Request& request, int32_t num_tokens, IterationPlan
                             .target_logprobs = request.spec.prompt_logprobs});
   }
   if (sample) step.outputs.push_back(SampleAt(request, num_tokens - 1));
+  if (sequence.branch > 0 && sequence.branch == sequence.next_position) {
+    const auto before = std::span(prompt).first(static_cast<size_t>(sequence.branch));
+    const std::vector<int32_t> copies =
+        kv_.KeepCopies(PrefixOf(request, before), sequence.pages, plan);
+    note.copies.insert(note.copies.end(), copies.begin(), copies.end());
+  }
   NoteWrites(sequence, end);
   chunked_.push_back(&request);
   sequence.next_position = end;
