@@ -28,11 +28,14 @@ int32_t KvSlotManager::BranchOf(const Prefix& prompt) const {
     };
     path.erase(std::ranges::find_if(path, has_none), path.end());
   }
-  const Pool& pool = pools_[PageKind::kWindow];
-  const int64_t copies = std::ssize(Uncopied(path));
-  const int64_t room = std::min(std::ssize(pool.free) + pool.idle, most_idle_[PageKind::kWindow]);
-  if (copies == 0 || copies > room) return 0;
+  if (Uncopied(path).empty()) return 0;
   return static_cast<int32_t>(std::ssize(path) * paging_.page_size);
+}
+
+bool KvSlotManager::HasRoomForCopies(int64_t position) const {
+  const int64_t copies = position / paging_.page_size - paging_.FirstSeen(position);
+  const Pool& pool = pools_[PageKind::kWindow];
+  return copies <= std::min(std::ssize(pool.free) + pool.idle, most_idle_[PageKind::kWindow]);
 }
 
 std::vector<int32_t> KvSlotManager::KeepCopies(const Prefix& prefix, const SequencePages& pages,

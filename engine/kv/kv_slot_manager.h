@@ -92,10 +92,11 @@ class KvSlotManager {
   // Copies of window pages to the first candidate's, before it begins after `prefix`, of which
   // ShareKept has just said that all is kept.
   void AddPrefixCopies(const Prefix& prefix, const SequencePages& first, IterationPlan& plan) const;
-  // The branch of a prompt: the end of the whole pages that are kept of it, if window pages for it
-  // are to be kept, and there is room for them; else 0. Without whole pages, the end of the pages
-  // that are known.
+  // The branch of a prompt: the end of the whole pages that are kept of it (without such, of the
+  // pages whose ids are known), if window pages for who begins there may be lost; else 0.
   int32_t BranchOf(const Prefix& prompt) const;
+  // The window pages that are needed to go on at `position` may be kept beside what is held.
+  bool HasRoomForCopies(int64_t position) const;
   // Copies of the window pages that a sequence needs to go on after `prefix`, made of a sequence's
   // own, which holds them; the cache keeps the copies. Returns these pages: none if it has others,
   // or there are not enough that are free.

@@ -156,19 +156,46 @@ TEST(PrefixReuse, OthersBeginWhereTwoHaveParted) {
   }
 }
 
+// The first one knows of the others that wait, which begin when it has made copies.
+TEST(PrefixReuse, ABurstRunsWhatItSharesOnceWhereThereAreRings) {
+  for (const bool states : {true, false}) {
+    for (const std::string policy : {"fcfs", "priority", "fair-share"}) {
+      SCOPED_TRACE(Str("states ", states, ", ", policy));
+      HarnessOptions options = WithRings(states, true, 20, 0);
+      options.limits.max_batch_size = 8;
+      options.policy = policy;
+      LoopHarness harness(options);
+      Random random(7);
+      const std::vector<int32_t> shared = Draw(random, 82);
+      for (int32_t i = 0; i < 8; ++i) {
+        std::vector<int32_t> prompt = shared;
+        prompt.push_back(i);
+        const std::vector<int32_t> own = Draw(random, 20 + random.Below(40));
+        prompt.insert(prompt.end(), own.begin(), own.end());
+        harness.Submit(Ask(prompt, static_cast<uint64_t>(2 * i), 2));
+      }
+      harness.RunToIdle();
+      int32_t first = 0;
+      for (const auto& client : harness.clients) first += client->stream->cached_tokens() == 0;
+      EXPECT_EQ(first, 1);
+      EXPECT_THAT(harness.Mistakes(), IsEmpty());
+    }
+  }
+}
+
 // Copies are taken of what is free, and given to whoever needs pages: requests are admitted as
 // without them, and have their answers.
 TEST(PrefixReuse, CopiesTakeNoRoomFromRequests) {
   for (const bool states : {true, false}) {
     for (int64_t more = 0; more < 6; ++more) {
-      std::vector<int64_t> most_running, hits;
+      std::vector<int64_t> most_admitted, hits;
       for (const bool cached : {false, true}) {
         HarnessOptions options = WithRings(states, true, 2, more);
         options.prefix_cache = cached;
         LoopHarness harness(options);
         Random random(6);
         const std::vector<int32_t> shared[] = {Draw(random, 50), Draw(random, 70)};
-        most_running.push_back(0);
+        most_admitted.push_back(0);
         hits.push_back(0);
         for (int round = 0; round < 12; ++round) {
           for (int i = 0; i < 3; ++i) {
@@ -178,7 +205,8 @@ TEST(PrefixReuse, CopiesTakeNoRoomFromRequests) {
             harness.Submit(Ask(prompt, 2 * harness.clients.size(), 4));
           }
           harness.Turn();
-          most_running.back() = std::max(most_running.back(), harness.pool.Load().running);
+          const PoolLoad load = harness.pool.Load();
+          most_admitted.back() = std::max(most_admitted.back(), load.running + load.reserved);
           harness.RunToIdle();
         }
         for (const auto& client : harness.clients) {
@@ -187,7 +215,7 @@ TEST(PrefixReuse, CopiesTakeNoRoomFromRequests) {
         }
         EXPECT_THAT(harness.Mistakes(), IsEmpty());
       }
-      EXPECT_EQ(most_running[0], most_running[1]);
+      EXPECT_EQ(most_admitted[0], most_admitted[1]);
       EXPECT_EQ(hits[0], 0);
       if (more > 3) EXPECT_GT(hits[1], 10);
     }
