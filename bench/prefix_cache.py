@@ -10,11 +10,12 @@ with its prefix cache, in this process: run it with a Python that has the packag
 second turn   time to first token of a conversation's second turn, whose first had 1,024 tokens, by that of the first
 shared        32 requests at once that share 1,024 tokens and have 32 of their own, 16 new tokens each
 apart         the same requests with nothing in common, where the cache brings nothing
+alike         time to first token of three requests, one after the other, that share 2,000 tokens and have 200 of their own
 """
-import argparse, concurrent.futures, json, random, statistics, subprocess, time, urllib.request
+import argparse, collections, concurrent.futures, json, random, statistics, subprocess, time, urllib.request
 
 SHARED, OWN, REQUESTS, NEW = 1024, 32, 32, 16
-MEASURES = ("second turn", "shared", "apart")
+MEASURES = ("second turn", "shared", "apart", "alike")
 
 
 class Server:
@@ -56,6 +57,10 @@ class Server:
         second, _, _ = self.ask(prompt + said + draw(OWN))
         return second / first
 
+    def alike(self, draw):
+        shared = draw(2000)
+        return {f"{which} alike": self.ask(shared + draw(200))[0] for which in ("1st", "2nd", "3rd")}
+
     def burst(self, prompts):
         began = time.monotonic()
         with concurrent.futures.ThreadPoolExecutor(REQUESTS) as clients:
@@ -87,6 +92,10 @@ class OpenVino:
             if first is None and any(handle.can_read() for handle in handles):
                 first = time.monotonic() - began
         return first, time.monotonic() - began, [each.generated_ids for handle in handles for each in handle.read_all()]
+
+    def alike(self, draw):
+        shared = draw(2000)
+        return {f"{which} alike": self.ask([shared + draw(200)])[0] for which in ("1st", "2nd", "3rd")}
 
     def second_turn(self, draw):
         prompt = draw(SHARED)
@@ -124,7 +133,7 @@ def main():
         servers.append(OpenVino(options.model))
     seeds = random.Random(1)
     draw = lambda count: [seeds.randrange(100, 1000) for _ in range(count)]
-    found = {(server.name, what): [] for server in servers for what in options.only}
+    found = collections.defaultdict(list)
     for number in range(options.rounds + 1):
         shared = draw(SHARED)
         prompts = {"shared": [shared + draw(OWN) for _ in range(REQUESTS)],
@@ -133,6 +142,8 @@ def main():
         answers = {}
         for server in sorted(servers, key=lambda server: server.name, reverse=number % 2 == 1):
             measured = {"second turn": server.second_turn(draw)} if "second turn" in options.only else {}
+            if "alike" in options.only:
+                measured |= server.alike(draw)
             for what, asked in prompts.items():
                 measured[what], answers[server.name, what] = server.burst(asked)
             for what, value in measured.items():
@@ -142,7 +153,7 @@ def main():
         for what in prompts:
             assert answers["on", what] == answers["off", what], f"{what}: the cache changes answers"
     for (name, what), values in sorted(found.items(), key=lambda entry: entry[0][1]):
-        unit = "of the first's" if what == "second turn" else "requests/s"
+        unit = "of the first's" if what == "second turn" else "s" if what.endswith("alike") else "requests/s"
         print(f"{what:12} {name:12} {statistics.median(values):8.3f} {unit} ({min(values):.3f} to {max(values):.3f})")
     for server in servers:
         server.stop()

@@ -293,6 +293,7 @@ void LoopCore::Recover() {
   const bool all = give_up_ || now_ - failing_since_ >= kRestartPatience;
   if (give_up_) pool_.Drain();
   if (all) TakeInbox();
+  for (const PlanInFlight& plan : in_flight_) planner_.NoteLost(plan);
   in_flight_.clear();
   masks_.Clear();
   for (const auto& request : pool_.live()) {

@@ -43,6 +43,14 @@ KvSlotManager::Prefix PrefixOf(const Request& request, std::span<const int32_t> 
   return {request.spec.cache_salt, ids, request.spec.adapter};
 }
 
+// The number of tokens at the beginning of both prompts that one may have of the other's cache.
+int32_t InCommon(const Request& a, const Request& b) {
+  if (a.spec.cache_salt != b.spec.cache_salt || a.spec.adapter != b.spec.adapter) return 0;
+  const std::span<const int32_t> ids = ReusableInputs(a);
+  const auto end = std::ranges::mismatch(ids, ReusableInputs(b)).in1;
+  return static_cast<int32_t>(end - ids.begin());
+}
+
 std::vector<SequencePages*> TablesOf(Request& request) {
   std::vector<SequencePages*> tables;
   for (Sequence& sequence : request.sequences) tables.push_back(&sequence.pages);
@@ -56,6 +64,7 @@ void PlanInFlight::Clear() {
   requests.clear();
   members.clear();
   stores.clear();
+  copies.clear();
   work = 0;
   padding = 0;
   schedule = 0;
@@ -69,6 +78,7 @@ IterationPlan Planner::Build(const Selection& selection, Clock::time_point now,
   plan.releases = std::exchange(releases_, {});
   note.stores = kv_.AddStores(plan);
   written_.clear();
+  bool waits = false;  // some member for copies, and who begins after it, so as not to overtake it
   plan.steps.reserve(selection.size());
   note.requests.reserve(selection.size());
   note.members.reserve(selection.size());
@@ -76,7 +86,11 @@ IterationPlan Planner::Build(const Selection& selection, Clock::time_point now,
     Request& request = *member.request;
     if (request.state == RequestState::kWaiting) Admit(request);
     if (member.num_tokens == 0) continue;
-    if (IsToBegin(request)) Bind(request);
+    if (IsToBegin(request)) {
+      waits = waits || WaitsForCopies(request);
+      if (waits) continue;
+      Bind(request);
+    }
     const bool initiation = InInitiation(request);
     if (plan.steps.empty()) plan.stages = StagesOf(request);
     if (plan.stages != StagesOf(request)) continue;
@@ -85,6 +99,7 @@ IterationPlan Planner::Build(const Selection& selection, Clock::time_point now,
     if (first.next_position < request.prompt_length() && !first.sits_out) {
       num_tokens = Writable(request, std::min(num_tokens, InputsLeft(request)));
       if (num_tokens == 0) continue;
+      num_tokens = UpToBranch(request, num_tokens, selection);
       AddPromptChunk(request, num_tokens, plan, note);
     } else if (initiation) {
       AddKnown(request, member.num_tokens, plan, note);
@@ -176,6 +191,38 @@ int32_t Planner::Writable(const Request& request, int32_t num_tokens) {
   return num_tokens;
 }
 
+// How many of the next `num_tokens` inputs of a prompt come before its last branch, if it is among
+// them. On stages that only take note of a plan, a ring holds what was known before.
+int32_t Planner::UpToBranch(Request& request, int32_t num_tokens,
+                            const Selection& selection) const {
+  const KvPaging paging = kv_.Capacity().paging;
+  if (paging.ring == 0 || StagesOf(request) != StageRange()) return num_tokens;
+  const auto page_size = static_cast<int32_t>(paging.page_size);
+  int32_t branch = kv_.BranchOf(PrefixOf(request, ReusableInputs(request)));
+  for (const Selected& member : selection) {
+    if (member.request == &request || !IsToBegin(*member.request)) continue;
+    const int32_t common = InCommon(request, *member.request);
+    branch = std::max(branch, common - common % page_size);
+  }
+  Sequence& first = request.sequences[0];
+  const int32_t spared = branch - request.cached_tokens.value_or(first.next_position);
+  if (branch <= first.next_position || branch > first.next_position + num_tokens ||
+      spared < kLeastSpared * page_size || !kv_.HasRoomForCopies(branch)) {
+    return num_tokens;
+  }
+  first.branch = branch;
+  return branch - first.next_position;
+}
+
+// A member of the plan ends a chunk where the next plan has copies made, for this request as well.
+bool Planner::WaitsForCopies(const Request& request) const {
+  return std::ranges::any_of(chunked_, [&](const Request* other) {
+    const Sequence& first = other->sequences[0];
+    return first.branch > 0 && first.branch == first.next_position &&
+           InCommon(request, *other) >= first.branch;
+  });
+}
+
 void Planner::Admit(Request& request) {
   const int64_t prompt = request.prompt_length();
   auto pages = kv_.Admit(prompt, prompt + request.spec.max_new_tokens, request.spec.candidates,
@@ -222,6 +269,12 @@ void Planner::AddPromptChunk(Request& request, int32_t num_tokens, IterationPlan
                             .target_logprobs = request.spec.prompt_logprobs});
   }
   if (sample) step.outputs.push_back(SampleAt(request, num_tokens - 1));
+  if (sequence.branch > 0 && sequence.branch == sequence.next_position) {
+    const auto before = std::span(prompt).first(static_cast<size_t>(sequence.branch));
+    const std::vector<int32_t> copies =
+        kv_.KeepCopies(PrefixOf(request, before), sequence.pages, plan);
+    note.copies.insert(note.copies.end(), copies.begin(), copies.end());
+  }
   NoteWrites(sequence, end);
   chunked_.push_back(&request);
   sequence.next_position = end;

@@ -6,7 +6,9 @@
 // copied and shared. They recompute the prompt's last row, which gives their first token.
 //
 // A prompt begins after what of it the prefix cache has by then, and what a plan computes of it is
-// in the cache for the plans after that one.
+// in the cache for the plans after that one. Where prompts part and a ring will be overwritten, be
+// the other one in the cache (KvSlotManager::BranchOf) or to begin, a chunk ends, and the plan with
+// the next one has copies made. Who may begin after these waits for that plan.
 //
 // Where an engine was restarted, the known inputs of running requests are run again, in chunks as a
 // prompt's (progress.h).
@@ -39,6 +41,7 @@ struct PlanInFlight {
   std::vector<Request*> requests;     // with at least one step, in arrival order
   std::vector<LedgerMember> members;  // one per request
   std::vector<PageName> stores;       // of the plan's page stores
+  std::vector<int32_t> copies;        // pages that the plan has copied for the prefix cache
   IterationWork work = 0;
   int64_t padding = 0;  // as Policy::padding
   double schedule = 0;  // seconds, as in LedgerRecord
@@ -50,6 +53,9 @@ struct PlanInFlight {
 
 class Planner {
  public:
+  // A branch spares those that begin there at least so many pages.
+  static constexpr int32_t kLeastSpared = 4;
+
   explicit Planner(KvSlotManager& kv) : kv_(kv) {}
 
   // Admits the members that wait (their pages must be free) and plans everyone's tokens, but for
@@ -76,6 +82,8 @@ class Planner {
 
   // An epoch has ended: the cache has nothing of the request but what is known.
   void NoteLost(const Request& request);
+  // So was a plan in flight.
+  void NoteLost(const PlanInFlight& plan) { kv_.ForgetCopies(plan.copies); }
   // A new epoch: no sequence lives. The known tokens of running requests are to be run again.
   void NewEpoch() { releases_.clear(); }
   void Restart(Request& request);
@@ -87,6 +95,8 @@ class Planner {
  private:
   void Admit(Request& request);
   int32_t Writable(const Request& request, int32_t num_tokens);
+  int32_t UpToBranch(Request& request, int32_t num_tokens, const Selection& selection) const;
+  bool WaitsForCopies(const Request& request) const;
   void Bind(Request& request);
   void KeepChunks(const IterationPlan& plan);
   void AddPromptChunk(Request& request, int32_t num_tokens, IterationPlan& plan,

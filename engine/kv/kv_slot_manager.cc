@@ -204,14 +204,17 @@ std::vector<PrefixIndex::Node> KvSlotManager::Attach(const Prefix& prefix,
     for (int64_t i = first; i < begin + std::ssize(nodes); ++i) {
       const int32_t page = pages[kind][i];
       const PrefixIndex::Node node = nodes[static_cast<size_t>(i - begin)];
-      PrefixIndex::Node& of_page = pools_[kind].nodes[page];
-      if (index_.PageOf(node, kind) >= 0 || of_page != PrefixIndex::kNone) continue;
-      index_.SetPage(node, kind, page);
-      of_page = node;
-      if (events_ != nullptr && kind == told_) events_->Change(EventOf(node));
+      const bool named = pools_[kind].nodes[page] != PrefixIndex::kNone;
+      if (index_.PageOf(node, kind) < 0 && !named) Name(node, kind, page);
     }
   }
   return nodes;
+}
+
+void KvSlotManager::Name(PrefixIndex::Node node, PageKind kind, int32_t page) {
+  index_.SetPage(node, kind, page);
+  pools_[kind].nodes[page] = node;
+  if (events_ != nullptr && kind == told_) events_->Change(EventOf(node));
 }
 
 void KvSlotManager::Keep(const Prefix& prefix, const SequencePages& pages, const Rows& rows) {

@@ -11,7 +11,8 @@
 // is idle: free, for whoever needs one, after the pages that hold nothing, least recently used
 // first and the end of a sequence before its beginning. Held pages are never taken. Whole pages are
 // shared; window pages, which a sequence overwrites, are copied, and kept until they are
-// overwritten.
+// overwritten. Where that has happened and a prompt parts from a kept one, its own window pages are
+// copied for those that come later: a branch (SGLang's radix cache does it for Mamba's states).
 //
 // The second tier (page_files.h), if there is one, gets every whole page that is kept of a sequence
 // that is over and not there yet: a plan has the engine give the page's bytes. Until then the page
@@ -91,6 +92,18 @@ class KvSlotManager {
   // Copies of window pages to the first candidate's, before it begins after `prefix`, of which
   // ShareKept has just said that all is kept.
   void AddPrefixCopies(const Prefix& prefix, const SequencePages& first, IterationPlan& plan) const;
+  // The branch of a prompt: the end of the whole pages that are kept of it (without such, of the
+  // pages whose ids are known), if window pages for who begins there may be lost; else 0.
+  int32_t BranchOf(const Prefix& prompt) const;
+  // The window pages that are needed to go on at `position` may be kept beside what is held.
+  bool HasRoomForCopies(int64_t position) const;
+  // Copies of the window pages that a sequence needs to go on after `prefix`, made of a sequence's
+  // own, which holds them; the cache keeps the copies. Returns these pages: none if it has others,
+  // or there are not enough that are free.
+  std::vector<int32_t> KeepCopies(const Prefix& prefix, const SequencePages& pages,
+                                  IterationPlan& plan);
+  // A plan with such copies was lost.
+  void ForgetCopies(std::span<const int32_t> pages);
   // Plans that were submitted have a sequence write positions [first, end): what its window pages
   // held before is lost.
   void NoteWrites(const SequencePages& pages, int64_t first, int64_t end);
@@ -146,7 +159,9 @@ class KvSlotManager {
   void RemoveIdle(Pool& pool, int32_t page);
   void TakeOldest(PageKind kind);
   void OnForgotten(PageKind kind, int32_t page);
+  void Name(PrefixIndex::Node node, PageKind kind, int32_t page);
   std::vector<PrefixIndex::Node> Usable(const Prefix& prefix) const;
+  std::vector<PrefixIndex::Node> Uncopied(std::span<const PrefixIndex::Node> nodes) const;
   std::vector<PrefixIndex::Node> Attach(const Prefix& prefix, const SequencePages& pages,
                                         const Rows& rows, int64_t begin);
 

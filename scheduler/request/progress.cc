@@ -119,6 +119,7 @@ void Rewind(Request& request) {
     sequence.next_position = FirstPosition(request, sequence);
     sequence.in_flight = 0;
     sequence.started = false;
+    sequence.branch = 0;
     sequence.masked.reset();  // what it was given may be ahead
     sequence.draft.clear();
     sequence.unordered.clear();

@@ -88,6 +88,7 @@ struct Sequence {
   // with a window, what lies between may still be in its pages.
   int32_t begun = 0;
   int32_t written = 0;
+  int32_t branch = 0;     // where its last chunk ended because of a branch (KvSlotManager); 0: none
   bool finished = false;  // enters no further plan, except to run the prompt for the others
   FinishReason finish = FinishReason::kNone;  // why, when finished by itself
 

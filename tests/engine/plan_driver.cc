@@ -109,6 +109,16 @@ void PlanDriver::Keep(const IterationPlan& plan) {
   }
 }
 
+// As where prompts part, wherever a page ends.
+void PlanDriver::KeepCopies(const Sequence& sequence, IterationPlan& plan) {
+  const auto next = static_cast<size_t>(sequence.next_position);
+  if (next == 0 || next % options_.paging.page_size != 0 || random_() % 2 == 0) return;
+  const AloneRequest& request = RequestOf(sequence);
+  const std::string salt = SaltOf(request);
+  const std::span<const int32_t> before = std::span(request.prompt).first(next);
+  kv_.KeepCopies({salt, before, request.adapter}, sequence.pages, plan);
+}
+
 void PlanDriver::AddStep(Sequence& sequence, int64_t budget, IterationPlan& plan) {
   const AloneRequest& request = RequestOf(sequence);
   const int32_t prompt = static_cast<int32_t>(request.prompt.size());
@@ -119,6 +129,7 @@ void PlanDriver::AddStep(Sequence& sequence, int64_t budget, IterationPlan& plan
     if (request.prompt_logprobs < 0 && random_() % 8 == 0) {  // run a piece again
       sequence.next_position = std::max(floor, sequence.next_position - 3);
     }
+    if (sequence.candidate == 0) KeepCopies(sequence, plan);
     const int32_t left = prompt - sequence.next_position;
     const int32_t most = static_cast<int32_t>(std::min<int64_t>(budget, left));
     step.num_tokens = random_() % 3 == 0 ? most : static_cast<int32_t>(1 + random_() % most);

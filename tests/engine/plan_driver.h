@@ -72,6 +72,7 @@ class PlanDriver {
   void AddStart(Sequence& sequence, int32_t first_position, IterationPlan& plan);
   int32_t Reuse(Sequence& first, IterationPlan& plan);
   void Keep(const IterationPlan& plan);
+  void KeepCopies(const Sequence& sequence, IterationPlan& plan);
   void AddStep(Sequence& sequence, int64_t budget, IterationPlan& plan);
   void Guess(Sequence& sequence, int64_t budget, Step& step);
   void AbsorbToken(Sequence& sequence, const RowResult& row);

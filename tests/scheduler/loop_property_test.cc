@@ -33,6 +33,11 @@ HarnessOptions RandomOptions(Random& random, const std::string& policy) {
   } else {
     options.engine.depth = static_cast<int>(1 + random.Below(2));
   }
+  // A stage of states that was not lost may be too far ahead to go on where another one does.
+  if (options.engine.window > 0 && options.engine.stages == 1 && random.Below(2) == 0) {
+    options.engine.states = true;
+    options.engine.window = options.engine.page_size + 1;
+  }
   options.limits.max_batch_size = 1 + random.Below(6);
   options.limits.max_batch_tokens = options.limits.max_batch_size + 1 + random.Below(12);
   options.limits.microbatch_size = random.Below(4);
@@ -103,6 +108,7 @@ RequestSpec RandomSpec(Random& random, const LoopHarness& harness, uint64_t seed
   if (random.Below(4) == 0) spec.prompt_logprobs = 0;
   if (random.Below(4) == 0) spec.sampling.repetition_penalty = 1.5f;
   spec.speculate = kSpeculate[random.Below(std::ssize(kSpeculate))].value;
+  if (harness.options.engine.states) spec.speculate = Speculate::kOff;  // pages are too short
   if (random.Below(6) == 0) {
     spec.deadline = harness.clock.Now() + std::chrono::milliseconds(random.Below(60));
   }

@@ -117,5 +117,110 @@ TEST(PrefixReuse, NothingIsHadWhereEachRowIsAskedAbout) {
   EXPECT_THAT(harness.engine.violations(), IsEmpty());
 }
 
+// A model with rings, in the pages that `rings` of its longest requests and some more take.
+HarnessOptions WithRings(bool states, bool whole, int64_t rings, int64_t more) {
+  HarnessOptions options = TwoTenants();
+  options.limits = {.max_batch_size = 4, .max_batch_tokens = 24};
+  options.engine.max_batch_tokens = 24;
+  options.engine.states = states;
+  options.engine.window = states ? options.engine.page_size + 1 : 10;
+  options.engine.total_pages = {whole ? 400 : 0, 1};
+  const int64_t ring = options.engine.paging().ring;
+  options.engine.total_pages[PageKind::kWindow] = ring * rings + more;
+  return options;
+}
+
+// A ring has been overwritten where prompts part. The second one computes all, and keeps what the
+// others need to begin there.
+TEST(PrefixReuse, OthersBeginWhereTwoHaveParted) {
+  for (const bool states : {true, false}) {
+    for (const bool whole : {true, false}) {
+      SCOPED_TRACE(Str("states ", states, ", whole ", whole));
+      LoopHarness harness(WithRings(states, whole, 20, 0));
+      Random random(5);
+      const std::vector<int32_t> shared = Draw(random, 82);
+      for (int32_t i = 0; i < 8; ++i) {
+        std::vector<int32_t> prompt = shared;
+        prompt.push_back(i);
+        const std::vector<int32_t> own = Draw(random, 60);
+        prompt.insert(prompt.end(), own.begin(), own.end());
+        const Client& client = harness.Submit(Ask(prompt, static_cast<uint64_t>(2 * i), 3));
+        harness.RunToIdle();
+        const int32_t cached = i < 2 ? 0 : 80;
+        EXPECT_EQ(client.stream->cached_tokens(), cached) << "request " << i;
+        EXPECT_EQ(harness.EndOf(client.id).cached_tokens, cached);
+        EXPECT_EQ(TakeInputs(harness), 143 - cached + 2) << "request " << i;
+      }
+      EXPECT_THAT(harness.Mistakes(), IsEmpty());
+    }
+  }
+}
+
+// The first one knows of the others that wait, which begin when it has made copies.
+TEST(PrefixReuse, ABurstRunsWhatItSharesOnceWhereThereAreRings) {
+  for (const bool states : {true, false}) {
+    for (const std::string policy : {"fcfs", "priority", "fair-share"}) {
+      SCOPED_TRACE(Str("states ", states, ", ", policy));
+      HarnessOptions options = WithRings(states, true, 20, 0);
+      options.limits.max_batch_size = 8;
+      options.policy = policy;
+      LoopHarness harness(options);
+      Random random(7);
+      const std::vector<int32_t> shared = Draw(random, 82);
+      for (int32_t i = 0; i < 8; ++i) {
+        std::vector<int32_t> prompt = shared;
+        prompt.push_back(i);
+        const std::vector<int32_t> own = Draw(random, 20 + random.Below(40));
+        prompt.insert(prompt.end(), own.begin(), own.end());
+        harness.Submit(Ask(prompt, static_cast<uint64_t>(2 * i), 2));
+      }
+      harness.RunToIdle();
+      int32_t first = 0;
+      for (const auto& client : harness.clients) first += client->stream->cached_tokens() == 0;
+      EXPECT_EQ(first, 1);
+      EXPECT_THAT(harness.Mistakes(), IsEmpty());
+    }
+  }
+}
+
+// Copies are taken of what is free, and given to whoever needs pages: requests are admitted as
+// without them, and have their answers.
+TEST(PrefixReuse, CopiesTakeNoRoomFromRequests) {
+  for (const bool states : {true, false}) {
+    for (int64_t more = 0; more < 6; ++more) {
+      std::vector<int64_t> most_admitted, hits;
+      for (const bool cached : {false, true}) {
+        HarnessOptions options = WithRings(states, true, 2, more);
+        options.prefix_cache = cached;
+        LoopHarness harness(options);
+        Random random(6);
+        const std::vector<int32_t> shared[] = {Draw(random, 50), Draw(random, 70)};
+        most_admitted.push_back(0);
+        hits.push_back(0);
+        for (int round = 0; round < 12; ++round) {
+          for (int i = 0; i < 3; ++i) {
+            std::vector<int32_t> prompt = shared[random.Below(2)];
+            const std::vector<int32_t> own = Draw(random, 30 + random.Below(40));
+            prompt.insert(prompt.end(), own.begin(), own.end());
+            harness.Submit(Ask(prompt, 2 * harness.clients.size(), 4));
+          }
+          harness.Turn();
+          const PoolLoad load = harness.pool.Load();
+          most_admitted.back() = std::max(most_admitted.back(), load.running + load.reserved);
+          harness.RunToIdle();
+        }
+        for (const auto& client : harness.clients) {
+          EXPECT_TRUE(client->ended);
+          hits.back() += client->stream->cached_tokens() > 0;
+        }
+        EXPECT_THAT(harness.Mistakes(), IsEmpty());
+      }
+      EXPECT_EQ(most_admitted[0], most_admitted[1]);
+      EXPECT_EQ(hits[0], 0);
+      if (more > 3) EXPECT_GT(hits[1], 10);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace treadle

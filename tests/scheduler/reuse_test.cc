@@ -239,6 +239,36 @@ TEST_P(Reuse, AnswersAreThoseWithoutIt) {
   }
 }
 
+// Prompts part where a ring has been overwritten: from the third on, requests begin there.
+TEST_P(Reuse, OthersBeginWhereTwoHaveParted) {
+  const TestFolder folder;
+  for (const auto& [architecture, window] :
+       {std::pair("llama", 18), std::pair("gemma3", 0), std::pair("qwen35", 0),
+        std::pair("lfm2", 0), std::pair("granitehybrid", 0)}) {
+    SCOPED_TRACE(architecture);
+    TinyModelOptions options;
+    options.layers = 4;
+    options.window = window;
+    const auto path = WriteTinyGguf(*FindArchitecture(architecture), folder.path(), options);
+    ASSERT_TRUE(path.ok()) << path.status();
+    std::vector<std::vector<Told>> told[2];
+    for (const bool cached : {false, true}) {
+      Server server(GetParam(), *path, cached, {}, "");
+      for (int32_t i = 0; i < 4; ++i) {
+        RequestSpec spec;
+        for (int32_t k = 0; k < 100; ++k) spec.prompt.push_back((k * k + 3) % 29);
+        for (int32_t k = 0; k < 80; ++k) spec.prompt.push_back(i + k % 7);
+        spec.max_new_tokens = 8;
+        spec.top_logprobs = 3;
+        const Answer answer = Await(server.Submit(spec));
+        told[cached].push_back(answer.told);
+        EXPECT_EQ(answer.cached, cached && i > 1 ? 96 : 0) << "request " << i;
+      }
+    }
+    EXPECT_EQ(told[0], told[1]);
+  }
+}
+
 // A draft model guesses what it would say itself, whatever was said instead of its guesses.
 TEST(DraftModelOfAnEngine, GuessesWhatItWouldSay) {
   const EngineKind kind = EngineKinds().front();  // one rank of this process

@@ -288,6 +288,7 @@ void FakeEngine::Run(const IterationPlan& plan) {
   for (const SequenceId sequence : plan.releases) Release(sequence);
   std::vector<PageBytes> stored;
   for (const PageStore& store : plan.page_stores) stored.push_back(BytesOf(store.page));
+  IterationResult& result = running_.emplace_back().result;
   for (const PageKind kind : kPageKinds) {
     for (const PageCopy& copy : plan.page_copies[kind]) {
       for (int stage = 0; stage < options_.stages; ++stage) {
@@ -297,7 +298,6 @@ void FakeEngine::Run(const IterationPlan& plan) {
   }
   for (const SequenceStart& start : plan.starts) StartSequence(start);
   for (const PageLoad& load : plan.page_loads) Load(load);
-  IterationResult& result = running_.emplace_back().result;
   result.stored_pages = std::move(stored);
   result.epoch = plan.epoch;
   result.iteration = plan.iteration;
@@ -327,6 +327,7 @@ void FakeEngine::Copy(const PageCopy& copy, PageKind kind, int stage) {
   }
   if (to->owners != 0) Violation(Str("copy to page ", copy.to, ", which is in use"));
   to->slots[stage] = from->slots[stage];
+  for (Page::Slot& slot : to->slots[stage]) running_.back().written.push_back(&slot);
 }
 
 PageBytes FakeEngine::BytesOf(int32_t page) {

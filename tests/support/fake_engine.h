@@ -39,6 +39,7 @@ struct FakeEngineOptions {
   int64_t page_size = 4;
   PageCounts total_pages = 64;
   int64_t window = 0;
+  bool states = false;  // rings are those of states, and window is page_size + 1
   int64_t replay_pages = 0;
   int64_t max_batch_tokens = 1 << 20;
   bool manual = false;          // plans complete by Complete(), else as soon as they are submitted
@@ -53,7 +54,9 @@ struct FakeEngineOptions {
     config.layers = 2;
     config.window = window;
     config.global_every = total_pages[PageKind::kWhole] > 0 ? 2 : 0;
-    return KvPaging::Of(config, page_size, max_batch_tokens);
+    KvPaging paging = KvPaging::Of(config, page_size, max_batch_tokens);
+    if (states) paging.ring = 2;
+    return paging;
   }
 };
 
