@@ -34,8 +34,7 @@ absl::Status HeldStage::Load(const StageSource& source) {
       Str("loading layers ", configuration_.first_layer(), " to ", configuration_.end_layer()));
   TREADLE_ASSIGN_OR_RETURN(const std::shared_ptr<const Checkpoint> checkpoint,
                            source.open(configuration_));
-  auto loaded =
-      WorkerStage::Load(configuration_, *checkpoint, options_.ranks, source.progress);
+  auto loaded = WorkerStage::Load(configuration_, *checkpoint, options_.ranks, source.progress);
   source.loaded();
   TREADLE_ASSIGN_OR_RETURN(stage_, std::move(loaded));
   return absl::OkStatus();
@@ -97,7 +96,8 @@ absl::Status HeldStage::LoadForGuest(const control::Configure& wanted) {
   Drop();
   configured_.clear();
   configuration_ = wanted;
-  options_.log(Str("loading layers ", wanted.first_layer(), " to ", wanted.end_layer(), ", to train"));
+  options_.log(
+      Str("loading layers ", wanted.first_layer(), " to ", wanted.end_layer(), ", to train"));
   TREADLE_ASSIGN_OR_RETURN(stage_,
                            WorkerStage::Load(configuration_, *checkpoint, options_.ranks, {}));
   for_guest_ = true;
