@@ -10,7 +10,7 @@ with its prefix cache, in this process: run it with a Python that has the packag
 second turn   time to first token of a conversation's second turn, whose first had 1,024 tokens, by that of the first
 shared        32 requests at once that share 1,024 tokens and have 32 of their own, 16 new tokens each
 apart         the same requests with nothing in common, where the cache brings nothing
-alike         time to first token of three requests, one after the other, that share 2,000 tokens and have 200 of their own
+alike         time to first token of three requests in turn that share 2,000 tokens and have 200 of their own
 """
 import argparse, collections, concurrent.futures, json, random, statistics, subprocess, time, urllib.request
 
