@@ -192,7 +192,8 @@ void OpenAiAnswer::AddText(Choice& choice, AnswerText text) {
   choice.text += text.content;
   if (include_reasoning_) choice.reasoning += text.reasoning;
   for (ToolCall& call : text.calls) {
-    call.id = reading_.tools->CallId(id_, calls_++);
+    if (call.id.empty()) call.id = reading_.tools->CallId(id_, calls_);
+    ++calls_;
     choice.calls.push_back(std::move(call));
   }
 }

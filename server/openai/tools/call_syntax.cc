@@ -1,6 +1,7 @@
 #include "server/openai/tools/call_syntax.h"
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 #include "base/json_file.h"
@@ -71,12 +72,21 @@ class Members {
   std::string object_;
 };
 
-// -- Gemma ----------------------------------------------------------------------------------------
+// -- values that are no JSON ----------------------------------------------------------------------
+
+// How a model writes a text with marks around it, and what ends a value without; values become
+// JSON.
+struct ValueSyntax {
+  std::optional<std::string> (*quoted)(std::string_view& text);
+  std::string_view ends;
+  // Names of values that JSON calls otherwise.
+  std::span<const std::pair<std::string_view, std::string_view>> names = {};
+};
 
 // Marks around texts, of Gemma 4 and of FunctionGemma.
 constexpr std::string_view kQuotes[] = {"<|\"|>", "<escape>"};
 
-std::optional<std::string> TakeQuoted(std::string_view& text) {
+std::optional<std::string> TakeGemmaText(std::string_view& text) {
   for (const std::string_view quote : kQuotes) {
     if (!Take(quote, text)) continue;
     const auto quoted = TakeUntil(quote, text);
@@ -85,16 +95,45 @@ std::optional<std::string> TakeQuoted(std::string_view& text) {
   return std::nullopt;
 }
 
-// A value becomes JSON.
-std::optional<std::string> TakeGemmaValue(std::string_view& text, int depth) {
+// A text in quotes of either kind.
+std::optional<std::string> TakePythonText(std::string_view& text) {
+  const char quote = text.empty() ? 0 : text.front();
+  if (quote != '\'' && quote != '"') return std::nullopt;
+  std::string value;
+  for (size_t at = 1; at < text.size(); ++at) {
+    if (text[at] == quote) {
+      const size_t next = text.find_first_not_of(kSpace, at + 1);
+      if (next == text.npos || std::string_view(",)]}:").find(text[next]) != text.npos) {
+        text.remove_prefix(at + 1);
+        return JsonString(value);
+      }
+    }
+    const char escaped = text[at] == '\\' && at + 1 < text.size() ? text[at + 1] : 0;
+    const size_t known = std::string_view("nt\\'\"").find(escaped);
+    const bool escapes = escaped != 0 && known != std::string_view::npos;
+    value += escapes ? "\n\t\\'\""[known] : text[at];
+    at += escapes ? 1 : 0;
+  }
+  return std::nullopt;
+}
+
+constexpr ValueSyntax kGemma = {TakeGemmaText, ",}]"};
+constexpr std::pair<std::string_view, std::string_view> kPythonNames[] = {
+    {"True", "true"}, {"False", "false"}, {"None", "null"}};
+constexpr ValueSyntax kPython = {TakePythonText, ",)}]", kPythonNames};
+
+std::optional<std::string> TakeValue(const ValueSyntax& syntax, std::string_view& text, int depth) {
   SkipSpace(text);
   const bool object = Take("{", text), array = !object && Take("[", text);
   if (!object && !array) {
-    if (auto quoted = TakeQuoted(text)) return quoted;
-    const size_t end = std::min(text.find_first_of(",}]"), text.size());
+    if (auto quoted = syntax.quoted(text)) return quoted;
+    const size_t end = std::min(text.find_first_of(syntax.ends), text.size());
     const std::string bare(Trimmed(text.substr(0, end)));
     if (bare.empty() || bare.starts_with("<")) return std::nullopt;
     text.remove_prefix(end);
+    for (const auto& [name, json] : syntax.names) {
+      if (bare == name) return std::string(json);
+    }
     return IsJson(bare) ? bare : JsonString(bare);
   }
   if (depth == kMaxDepth) return std::nullopt;
@@ -107,12 +146,12 @@ std::optional<std::string> TakeGemmaValue(std::string_view& text, int depth) {
     if (!first) json += ", ";
     SkipSpace(text);
     if (object) {
-      std::optional<std::string> key = TakeQuoted(text);
+      std::optional<std::string> key = syntax.quoted(text);
       const auto rest = TakeUntil(":", text);
       if (!rest) return std::nullopt;
       json += (key ? *key : JsonString(Trimmed(*rest))) + ": ";
     }
-    const auto value = TakeGemmaValue(text, depth + 1);
+    const auto value = TakeValue(syntax, text, depth + 1);
     if (!value) return std::nullopt;
     json += *value;
   }
@@ -270,9 +309,48 @@ Calls GemmaCalls(std::string_view text, const TextParameters&) {
   if (!Take("call:", text) || brace == text.npos) return std::nullopt;
   const std::string_view name = text.substr(0, text.find('{'));
   text.remove_prefix(name.size());
-  auto arguments = TakeGemmaValue(text, 0);
+  auto arguments = TakeValue(kGemma, text, 0);
   if (!arguments || !Trimmed(text).empty()) return std::nullopt;
   return One(name, *std::move(arguments));
+}
+
+Calls KimiCalls(std::string_view text, const TextParameters&) {
+  const auto header = TakeUntil("<|tool_call_argument_begin|>", text);
+  if (!header) return std::nullopt;
+  const std::string_view id = Trimmed(*header);
+  std::string_view name = id.substr(0, id.rfind(':'));
+  Take("functions.", name);
+  Calls calls = One(name, Trimmed(text).empty() ? "{}" : std::string(text));
+  if (calls) calls->front().id = id;
+  return calls;
+}
+
+Calls LfmCalls(std::string_view text, const TextParameters& texts) {
+  text = Trimmed(text);
+  const std::string_view whole = text;
+  const bool list = Take("[", text);
+  SkipSpace(text);
+  if (text.starts_with("{")) return MistralCalls(list ? whole : Str("[", whole, "]"), texts);
+  std::vector<ToolCall> calls;
+  while (calls.empty() || list) {
+    SkipSpace(text);
+    if (list && Take("]", text)) break;
+    if (!calls.empty() && !Take(",", text)) return std::nullopt;
+    const auto name = TakeUntil("(", text);
+    if (!name || Trimmed(*name).find_first_of(" '\"[]{}=,\n") != name->npos) return std::nullopt;
+    std::string arguments;
+    for (SkipSpace(text); !Take(")", text); SkipSpace(text)) {
+      if (!arguments.empty() && !Take(",", text)) return std::nullopt;
+      const auto key = TakeUntil("=", text);
+      const auto value = key ? TakeValue(kPython, text, 0) : std::nullopt;
+      if (!value) return std::nullopt;
+      arguments += Str(arguments.empty() ? "" : ", ", JsonString(Trimmed(*key)), ": ", *value);
+    }
+    const Calls call = One(*name, Str("{", arguments, "}"));
+    if (!call) return std::nullopt;
+    calls.push_back(call->front());
+  }
+  return calls.empty() || !Trimmed(text).empty() ? std::nullopt : Calls(std::move(calls));
 }
 
 }  // namespace treadle

@@ -38,5 +38,11 @@ Calls GlmCalls(std::string_view text, const TextParameters& texts);
 Calls DeepSeekCalls(std::string_view text, const TextParameters& texts);
 // Gemma's call:NAME{KEY:VALUE,...}, with marks of its own around texts.
 Calls GemmaCalls(std::string_view text, const TextParameters& texts);
+// Kimi K2's functions.NAME:NUMBER<|tool_call_argument_begin|>OBJECT, of which the name with its
+// number is the call's id.
+Calls KimiCalls(std::string_view text, const TextParameters& texts);
+// LFM2.5's [NAME(KEY=VALUE, ...), ...] with values as Python writes them, or an array as Mistral's.
+// Its template escapes no quotes: a text ends with one behind which no value goes on.
+Calls LfmCalls(std::string_view text, const TextParameters& texts);
 
 }  // namespace treadle

@@ -87,6 +87,24 @@ const Row kRows[] = {
     {"FunctionGemma", "<start_function_call>call:",
      "<start_function_call>call:get_weather{location:<escape>Paris<escape>}<end_function_call>",
      R"(|get_weather({"location": "Paris"}))", ""},
+    {"Kimi K2",
+     "<|tool_call_begin|>{{ id }}<|tool_call_argument_begin|>",
+     "<|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{\"location\": "
+     "\"Paris {\"}<|tool_call_end|>",
+     R"(|get_weather({"location": "Paris {"}))",
+     "",
+     {"<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"}},
+    {"LFM2.5", "<|tool_call_start|>[' + calls + ']<|tool_call_end|>",
+     "<|tool_call_start|>[get_weather(location='it\'s \"there\"', n=-1.5, ok=True, none=None, "
+     "deep={\"a\": [1, 'b\\n', {}], 'c': false}, unit=celsius), g()]<|tool_call_end|>",
+     R"(|get_weather({"location": "it's \"there\"", "n": -1.5, "ok": true, "none": null, )"
+     R"("deep": {"a": [1, "b\n", {}], "c": false}, "unit": "celsius"})|g({}))",
+     "\n"},
+    {"LFM2.5, one call", "<|tool_call_start|>[' + calls + ']<|tool_call_end|>",
+     "<|tool_call_start|>f(city=\"Be)rn\")<|tool_call_end|>", R"(|f({"city": "Be)rn"}))", ""},
+    {"LFM2.5, asked for JSON", "<|tool_call_start|>[' + calls + ']<|tool_call_end|>",
+     "<|tool_call_start|>[{\"name\": \"f\", \"arguments\": {\"city\": \"a\"}}]<|tool_call_end|>",
+     R"(|f({"city": "a"}))", ""},
 };
 
 TEST(ToolFormats, CallsAreReadAsTheModelsWriteThem) {
@@ -101,6 +119,13 @@ TEST(ToolFormats, CallsAreReadAsTheModelsWriteThem) {
               row.shown.substr(0, row.shown.find("|g(", 1)));
     EXPECT_EQ(Read(format, "1 < 2 [a] <tool"), "1 < 2 [a] <tool");
   }
+}
+
+// Templates of Kimi K2 want it back.
+TEST(ToolFormats, OfKimiTheIdIsTheModelsOwn) {
+  const Calls calls = KimiCalls("functions.f:12<|tool_call_argument_begin|>{}", {});
+  ASSERT_TRUE(calls);
+  EXPECT_EQ(calls->front().id, "functions.f:12");
 }
 
 // Such as by max_tokens. Nothing is told as a call that is not whole.
