@@ -172,14 +172,16 @@ TEST(OpCases, RoundedInputsAreToldApart) {
 }
 
 // int8 activations differ from float ones, and from those of 16 bits, by far more than the
-// tolerances allow.
+// tolerances allow; so do those of 12 bits, which are for nibbles alone.
 TEST(OpCases, ComputeModesAreToldApart) {
   const auto int8 = CreateReferenceBackend(ComputeMode::kInt8);
+  const auto int12 = CreateReferenceBackend(ComputeMode::kInt12);
   for (const OpCase& c : OpCases()) {
     if (c.op != Op::kMatMul || c.format->group == 0 || c.slow || c.rows != 4) continue;
     EXPECT_EQ(MatchesReference(c, *int8, ComputeMode::kInt8), absl::OkStatus());
     EXPECT_NE(MatchesReference(c, *int8, ComputeMode::kExact), absl::OkStatus()) << c.name;
     EXPECT_NE(MatchesReference(c, *int8, ComputeMode::kInt16), absl::OkStatus()) << c.name;
+    EXPECT_EQ(MatchesReference(c, *int12, ComputeMode::kInt16).ok(), !c.format->nibbles) << c.name;
   }
 }
 

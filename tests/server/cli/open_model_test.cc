@@ -66,6 +66,7 @@ TEST_F(NumericsKey, WhatDoesNotChangeBitsIsNotInIt) {
       [](O& o) { o.max_context = 128; },
       [](O& o) { o.engine_depth = 1; },
       [](O& o) { o.dtype = DType::kF16; },  // of GPUs
+      [](O& o) { o.compute = kCpuAuto; },
       [&](O& o) {
         o.model = path + "-renamed.gguf";
         std::filesystem::copy_file(path, o.model);
