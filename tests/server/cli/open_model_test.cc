@@ -9,6 +9,7 @@
 #include <fstream>
 #include <functional>
 
+#include "kernels/cpu/cpu_backend.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {
