@@ -26,8 +26,8 @@
 #include "engine/remote/background.h"
 #include "engine/remote/control_streams.h"
 #include "engine/remote/host_delay.h"
+#include "engine/remote/received_checkpoint.h"
 #include "engine/remote/remote_engine.h"
-#include "engine/remote/worker/received_checkpoint.h"
 
 namespace treadle {
 

@@ -7,7 +7,7 @@
 #include "base/sha256.h"
 #include "base/status.h"
 #include "engine/plan/plan_messages.h"
-#include "engine/remote/worker/received_checkpoint.h"
+#include "engine/remote/received_checkpoint.h"
 #include "engine/remote/worker/worker.h"
 #include "tests/engine/plan_builder.h"
 #include "tests/fuzz/fake_control_streams.h"

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/status.h"
+#include "engine/remote/control.pb.h"
 #include "models/checkpoints/fingerprint.h"
 
 namespace treadle {
@@ -15,6 +16,11 @@ absl::Status OtherModel(const std::string& whose, const std::string& sum,
 }
 
 }  // namespace
+
+HeldStage::HeldStage(Options options)
+    : options_(std::move(options)), configuration_(std::make_unique<control::Configure>()) {}
+
+HeldStage::~HeldStage() { Drop(); }
 
 absl::StatusOr<std::string> HeldStage::FingerprintOf(const Checkpoint& own) {
   if (!fingerprint_.empty()) return fingerprint_;
@@ -31,10 +37,10 @@ absl::Status HeldStage::Load(const StageSource& source) {
   Drop();
   for_guest_ = false;
   options_.log(
-      Str("loading layers ", configuration_.first_layer(), " to ", configuration_.end_layer()));
+      Str("loading layers ", configuration_->first_layer(), " to ", configuration_->end_layer()));
   TREADLE_ASSIGN_OR_RETURN(const std::shared_ptr<const Checkpoint> checkpoint,
-                           source.open(configuration_));
-  auto loaded = WorkerStage::Load(configuration_, *checkpoint, options_.ranks, source.progress);
+                           source.open(*configuration_));
+  auto loaded = WorkerStage::Load(*configuration_, *checkpoint, options_.ranks, source.progress);
   source.loaded();
   TREADLE_ASSIGN_OR_RETURN(stage_, std::move(loaded));
   return absl::OkStatus();
@@ -43,7 +49,7 @@ absl::Status HeldStage::Load(const StageSource& source) {
 absl::Status HeldStage::Configure(const control::Configure& wanted, const StageSource& source) {
   const std::string configured = wanted.SerializeAsString();
   if (stage_ != nullptr && configured == configured_) return absl::OkStatus();
-  configuration_ = wanted;
+  *configuration_ = wanted;
   configured_.clear();
   TREADLE_RETURN_IF_ERROR(Load(source));
   configured_ = configured;
@@ -69,14 +75,14 @@ absl::Status HeldStage::ForGuest(const control::Configure& wanted, bool replace,
   if (none && has_master) {
     return absl::UnavailableError("the worker is loading its master's stage");
   }
-  const bool lacks = wanted.first_layer() < configuration_.first_layer() ||
-                     wanted.end_layer() > configuration_.end_layer() ||
-                     wanted.weights() != configuration_.weights();
+  const bool lacks = wanted.first_layer() < configuration_->first_layer() ||
+                     wanted.end_layer() > configuration_->end_layer() ||
+                     wanted.weights() != configuration_->weights();
   if (none || (for_guest_ && replace && lacks && !has_master && wanted.end_layer() > 0)) {
     return LoadForGuest(wanted);
   }
-  if (configuration_.fingerprint() != wanted.fingerprint()) {
-    return OtherModel("its stage is", configuration_.fingerprint(), wanted.fingerprint());
+  if (configuration_->fingerprint() != wanted.fingerprint()) {
+    return OtherModel("its stage is", configuration_->fingerprint(), wanted.fingerprint());
   }
   return absl::OkStatus();
 }
@@ -95,11 +101,11 @@ absl::Status HeldStage::LoadForGuest(const control::Configure& wanted) {
   if (wanted.end_layer() == 0) return absl::OkStatus();
   Drop();
   configured_.clear();
-  configuration_ = wanted;
+  *configuration_ = wanted;
   options_.log(
       Str("loading layers ", wanted.first_layer(), " to ", wanted.end_layer(), ", to train"));
   TREADLE_ASSIGN_OR_RETURN(stage_,
-                           WorkerStage::Load(configuration_, *checkpoint, options_.ranks, {}));
+                           WorkerStage::Load(*configuration_, *checkpoint, options_.ranks, {}));
   for_guest_ = true;
   const absl::Status reserved = stage_->Reserve({1, 1}, -1, "", options_.events);
   if (!reserved.ok()) Drop();

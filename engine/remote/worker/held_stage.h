@@ -9,7 +9,6 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "engine/remote/control.pb.h"
 #include "engine/remote/worker/worker_stage.h"
 
 namespace treadle {
@@ -31,14 +30,14 @@ class HeldStage {
     std::function<void()> gone;  // called before the stage is destroyed
     std::function<void(const std::string&)> log;
   };
-  explicit HeldStage(Options options) : options_(std::move(options)) {}
-  ~HeldStage() { Drop(); }
+  explicit HeldStage(Options options);
+  ~HeldStage();
 
   // Null: nothing is loaded.
   WorkerStage* stage() const { return stage_.get(); }
   // Null until reserved.
   StageRanks* ranks() const { return stage_ == nullptr ? nullptr : stage_->ranks(); }
-  const control::Configure& configuration() const { return configuration_; }
+  const control::Configure& configuration() const { return *configuration_; }
   // It was loaded for the guest, not for a master.
   bool for_guest() const { return for_guest_; }
 
@@ -62,7 +61,7 @@ class HeldStage {
 
   const Options options_;
   std::string configured_;  // what stage_ is, serialized; empty: nothing is loaded
-  control::Configure configuration_;
+  const std::unique_ptr<control::Configure> configuration_;
   std::unique_ptr<WorkerStage> stage_;
   bool for_guest_ = false;
   std::string fingerprint_;

@@ -13,9 +13,9 @@
 #include "engine/remote/background.h"
 #include "engine/remote/control.pb.h"
 #include "engine/remote/host_delay.h"
+#include "engine/remote/received_checkpoint.h"
 #include "engine/remote/thread_priority.h"
 #include "engine/remote/worker/held_stage.h"
-#include "engine/remote/worker/received_checkpoint.h"
 #include "models/checkpoints/fingerprint.h"
 
 namespace treadle {

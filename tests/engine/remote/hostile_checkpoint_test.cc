@@ -15,7 +15,7 @@
 #include "base/status.h"
 #include "engine/remote/checkpoint_messages.h"
 #include "engine/remote/control.pb.h"
-#include "engine/remote/worker/received_checkpoint.h"
+#include "engine/remote/received_checkpoint.h"
 #include "models/architectures/config_fields.h"
 
 namespace treadle {

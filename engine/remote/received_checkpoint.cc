@@ -1,4 +1,4 @@
-#include "engine/remote/worker/received_checkpoint.h"
+#include "engine/remote/received_checkpoint.h"
 
 #include <sys/mman.h>
 #include <unistd.h>
