@@ -111,7 +111,7 @@ TEST(Configuration, ABadFlagSaysNameValueAndExpectation) {
       {"--kv-memory -1", "expected auto or a size"},
       {"--kv-memory nan", "expected auto or a size"},
       {"--kv-dtype f8", "--kv-dtype: is 'f8', expected f16 or bf16 or f32 or int8"},
-      {"--compute fast", "expected auto or exact or int8 or int16"},
+      {"--compute fast", "expected auto or exact or int8 or int12 or int16"},
       {"--weights nf4,lm_head=int9", "--weights: has 'lm_head=int9'"},
       {"--outlier-threshold -1", "--outlier-threshold: is '-1', expected a number from 0 to"},
       {"--outlier-threshold nan", "--outlier-threshold: is 'nan', expected a number"},
