@@ -1,4 +1,5 @@
-// What the K/V slot manager keeps for prompts that part from each other: copies of window pages.
+// Branches: copies of window pages that the K/V slot manager keeps for prompts that part from each
+// other.
 #include <algorithm>
 
 #include "base/status.h"

@@ -1,6 +1,6 @@
 // The stage that a worker process holds: loaded for its master, or for a guest while it has none.
 //
-// What is held stays until something else is wanted, so that the next master that asks for the same
+// A stage stays until something else is wanted, so that the next master that asks for the same
 // stage finds it loaded. Thread safety: one thread at a time (the worker's task thread).
 #pragma once
 

@@ -29,7 +29,7 @@ struct RowsForm {
 };
 using Bytes = RowsForm<1, kBlockValues, kInt8Steps>;
 using Planes = RowsForm<2, kBlockValues, kInt16Steps>;
-// Of kInt12: high, then low, which are multiplied with 16 * code, then code.
+// Rows of kInt12: high, then low, which are multiplied with 16 * code, then code.
 using Nibbles = RowsForm<1, 2 * kBlockValues, kInt12Steps>;
 static_assert(Bytes::kBytes == kTileBlockInt8 && Planes::kBytes == kTileBlockInt16 &&
               Nibbles::kBytes == kTileBlockInt12);

@@ -1,4 +1,4 @@
-// What the K/V slot manager keeps for prompts that part from each other.
+// Branches: pages that the K/V slot manager keeps for prompts that part from each other.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
