@@ -83,8 +83,8 @@ PackTarget PackTargetOf(CpuIsa isa, ComputeMode compute, const MatrixSource& sou
 CpuMatMul::CpuMatMul(ThreadPool& pool, CpuIsa isa, ComputeMode compute)
     : pool_(pool),
       kernel_(KernelOf(isa, compute == ComputeMode::kInt12 ? ComputeMode::kInt16 : compute)),
-      coarse_kernel_(
-          KernelOf(isa, compute == ComputeMode::kMixed ? ComputeMode::kInt8 : ComputeMode::kInt12)),
+      // Others than kMixed and kInt12 have one kernel, also for what was packed for these.
+      coarse_kernel_(KernelOf(isa, compute == ComputeMode::kMixed ? ComputeMode::kInt8 : compute)),
       row_activations_(isa) {}
 
 // Matrices that were quantized with the same inputs have equal orders in places of their own.
