@@ -8,7 +8,7 @@ Prints a table of tokens/s (medians of the rounds), the same as times the fastes
 versions and command lines. A peer that is missing is named. Prompts are counted at the largest batch. A peer's decoding
 is counted while all of the batch decodes: after the last first token, before the first end.
 """
-import argparse, json, pathlib, re, shutil, statistics, subprocess, sys
+import argparse, json, os, pathlib, re, shutil, statistics, subprocess, sys
 
 OPENVINO = """
 import json, sys, time, numpy, openvino, openvino_genai as genai
@@ -88,7 +88,7 @@ def main():
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--new", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", default=2)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--compute", default="auto,mixed,int8,bf16")
     parser.add_argument("--llama", default="llama-batched-bench")
     parser.add_argument("--openvino-python", default=sys.executable)

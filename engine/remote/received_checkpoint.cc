@@ -27,8 +27,8 @@ constexpr uint64_t kMaxBytes = uint64_t{1} << 44;  // of one tensor
 constexpr uint64_t kMaxRoom = uint64_t{1} << 45;
 constexpr int kMaxTensors = 1 << 17;  // 32 for each of 4096 layers
 constexpr size_t kMaxNameBytes = 1 << 10;
-// Time in which a worker may ask for a tensor from its first byte on for each of its ranks, while
-// it is attached: its sum is taken each time. A rank loads one at most twice, as embedding and as
+// How often a worker may ask for a tensor from its first byte on for each of its ranks, while it is
+// attached: its sum is taken each time. A rank loads one at most twice, as embedding and as
 // head, and again for a cache of another size.
 constexpr int kMaxBegun = 4;
 

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <optional>
 #include <unordered_map>
 #include <vector>
 
+#include "absl/strings/escaping.h"
 #include "base/mapped_file.h"
 #include "base/number.h"
 #include "base/quoted.h"
@@ -23,27 +23,6 @@ constexpr const char* kClass = "TikTokenTokenizer";  // Kimi's
 constexpr const char* kPreTokenizer = "kimi-k2";
 constexpr size_t kLongest = 1024;  // bytes of a token, each of whose splits is looked at
 
-// Nothing unless all of `text` is base64 (RFC 4648, section 4).
-std::optional<std::string> FromBase64(std::string_view text) {
-  constexpr std::string_view kDigits =
-      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-  if (text.empty() || text.size() % 4 != 0) return std::nullopt;
-  for (int padding = 0; padding < 2 && text.ends_with('='); ++padding) text.remove_suffix(1);
-  std::string bytes;
-  uint32_t bits = 0;
-  int count = 0;
-  for (const char c : text) {
-    const size_t digit = kDigits.find(c);
-    if (digit == kDigits.npos) return std::nullopt;
-    bits = bits << 6 | static_cast<uint32_t>(digit);
-    count += 6;
-    if (count < 8) continue;
-    count -= 8;
-    bytes.push_back(static_cast<char>(bits >> count & 0xff));
-  }
-  return bytes;
-}
-
 // Tokens by rank.
 absl::StatusOr<std::vector<std::string>> ReadTokens(const std::string& path) {
   TREADLE_ASSIGN_OR_RETURN(const auto file, MappedFile::Open(path));
@@ -53,14 +32,15 @@ absl::StatusOr<std::vector<std::string>> ReadTokens(const std::string& path) {
     text.remove_prefix(std::min(text.size(), line.size() + 1));
     if (line.empty()) continue;
     const size_t space = std::min(line.find(' '), line.size());
-    auto token = FromBase64(line.substr(0, space));
+    std::string token;
+    const bool read = absl::Base64Unescape({line.data(), space}, &token) && !token.empty();
     const auto rank = NumberIn<int64_t>(line.substr(std::min(space + 1, line.size())));
-    if (!token || token->size() > kLongest || rank != std::ssize(tokens)) {
+    if (!read || token.size() > kLongest || rank != std::ssize(tokens)) {
       return InvalidArgument(path, ": line ", tokens.size() + 1, " is ", Quoted(Cut(line, 80)),
                              ", expected a token in base64, up to ", kLongest, " bytes, and ",
                              tokens.size());
     }
-    tokens.push_back(*std::move(token));
+    tokens.push_back(std::move(token));
   }
   return tokens;
 }

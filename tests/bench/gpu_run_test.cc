@@ -190,8 +190,8 @@ TEST_F(GpuRun, OnlyTheBundlesProgramsGetItsLibraries) {
   EXPECT_THAT(said, Not(HasSubstr(Str("python3 [", libraries))));
 }
 
-// A bundle of the program that is here: all that it needs but the C library, in an archive of at
-// most 60 MiB.
+// A bundle of the program that is here: all that it needs but the C library. (The script fails
+// where its archive is too large.)
 TEST_F(GpuRun, ABundleHasTheLibrariesThatItsProgramsNeed) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "programs with sanitizers are not bundled";
@@ -202,7 +202,6 @@ TEST_F(GpuRun, ABundleHasTheLibrariesThatItsProgramsNeed) {
                       Str("BUILD=", fs::path(TREADLE_BINARY).parent_path().string()),
                       Str("OUT=", bundle.string()), Str(kBench, "/gpu_bundle.sh")});
   ASSERT_EQ(child.Wait(), 0) << child.output();
-  EXPECT_LE(fs::file_size(Str(bundle.string(), ".tar.gz")), uintmax_t{60} << 20);
   EXPECT_TRUE(fs::exists(bundle / "gpu_run.sh"));
   std::set<std::string> libraries;
   for (const auto& file : fs::directory_iterator(bundle / "lib")) {

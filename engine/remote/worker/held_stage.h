@@ -17,7 +17,7 @@ namespace treadle {
 struct StageSource {
   std::function<absl::StatusOr<std::shared_ptr<const Checkpoint>>(const control::Configure&)> open;
   std::function<void(double)> progress;  // WorkerStage::Load's; may be empty
-  std::function<void()> loaded;          // once Load has ended, either way; may be empty
+  std::function<void()> loaded;          // called once loading has ended, either way
 };
 
 class HeldStage {
