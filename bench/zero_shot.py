@@ -80,14 +80,14 @@ def evaluate(options, weights, folder):
         else:
             sys.exit(f"{' '.join(serve)}: does not serve")
         command = ["lm_eval", "run", "--model", "local-completions", "--model_args",
-                   f"model={model},base_url={url}/completions,num_concurrent=4,max_retries=1,tokenizer_backend=remote,"
-                   "tokenized_requests=False", "--include_path", ".", "--tasks", ",".join(TASKS), "--batch_size", "1",
+                   f"model={model},base_url={url}/completions,num_concurrent=4,max_retries=9,timeout=3600,"
+                   "tokenizer_backend=remote,tokenized_requests=False", "--include_path", ".", "--tasks", ",".join(TASKS), "--batch_size", "1",
                    "--output_path", f"out-{weights}", "--log_samples"]
         environment = os.environ | {"OPENAI_API_KEY": "none", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1",
                                     "HF_HOME": str(folder / "hub")}
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
         if done.returncode != 0:
-            sys.exit(f"{' '.join(command)}:\n{(done.stdout + done.stderr)[-3000:]}")
+            sys.exit(f"{' '.join(command)}:\n{(done.stdout + done.stderr)}")
     finally:
         server.terminate()
         server.wait()

@@ -84,7 +84,8 @@ void AdapterRows::Sort(std::span<const Adapter* const> adapters) {
   }
 }
 
-void AdapterRows::Add(Backend& backend, Tensor x, std::span<const LinearProduct> products) {
+void AdapterRows::MatMul(Backend& backend, Tensor x, std::span<const LinearProduct> products) {
+  plain_.assign(products.begin(), products.end());
   products_.clear();
   for (const Group& group : groups_) {
     for (const LinearProduct& product : products) {
@@ -101,6 +102,7 @@ void AdapterRows::Add(Backend& backend, Tensor x, std::span<const LinearProduct>
       products_.push_back({.by = factors, .rows = std::span(begin, last), .out = out});
     }
   }
+  backend.MatMul(x, plain_);
   if (!products_.empty()) backend.AddLowRank(x, products_);
 }
 

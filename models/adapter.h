@@ -85,9 +85,9 @@ class AdapterRows {
   bool empty() const { return groups_.empty(); }
   std::span<const Adapter* const> of_rows() const { return of_rows_; }
 
-  // Adds to products of x what the rows' adapters add to them. Rows are those that were sorted, of
+  // Products of x, and what the rows' adapters add to them. Rows are those that were sorted, of
   // which a product may have a part (Projection::first_row).
-  void Add(Backend& backend, Tensor x, std::span<const LinearProduct> products);
+  void MatMul(Backend& backend, Tensor x, std::span<const LinearProduct> products);
   // The same for an embedding of token `ids`; scratch: [rows, *] f32.
   void AddEmbedding(Backend& backend, std::span<const int32_t> ids, Tensor scratch, Tensor out);
   // Overwrites the embeddings at positions that soft prompts take. positions: of all rows
@@ -100,6 +100,7 @@ class AdapterRows {
   };
   std::span<const Adapter* const> of_rows_;
   std::vector<Group> groups_;
+  std::vector<Projection> plain_;         // of one call
   std::vector<LowRankProduct> products_;  // of one call
 };
 

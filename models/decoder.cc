@@ -53,11 +53,7 @@ void LayerPass::Attend() const {
 }
 
 void LayerPass::MatMul(Tensor x, std::initializer_list<LinearProduct> products) const {
-  std::array<Projection, 4> plain;
-  TREADLE_CHECK(products.size() <= plain.size());
-  std::ranges::copy(products, plain.begin());
-  backend.MatMul(x, std::span(plain).first(products.size()));
-  if (!adapters.empty()) adapters.Add(backend, x, std::span(products.begin(), products.size()));
+  adapters.MatMul(backend, x, std::span(products.begin(), products.size()));
 }
 
 absl::Status LayerPass::AddProduct(const Linear& linear, Tensor x, const Norm& by) const {
@@ -319,10 +315,8 @@ void Decoder::Head(Tensor hidden, Tensor logits, std::span<const Adapter* const>
   const bool divided = outside_.head_norm.loaded();
   (divided ? outside_.head_norm : outside_.output_norm).Apply(backend_, hidden, normed);
   const LinearProduct out[] = {head().To(logits)};
-  const Projection plain[] = {out[0]};
-  backend_.MatMul(normed, plain);
   head_adapters_.Sort(adapters);
-  if (!head_adapters_.empty()) head_adapters_.Add(backend_, normed, out);
+  head_adapters_.MatMul(backend_, normed, out);
   if (config_.logits_cap > 0) {
     backend_.SoftCap(logits, static_cast<float>(config_.logits_cap), logits);
   }

@@ -29,22 +29,17 @@ absl::Status ExpertRows::Allocate(Activations& activations, const ModelConfig& c
   order_.reserve(static_cast<size_t>(items));
   places_.reserve(static_cast<size_t>(items));
   linear_.reserve(2 * static_cast<size_t>(config.experts));
-  products_.reserve(linear_.capacity());
   return absl::OkStatus();
 }
 
 void ExpertRows::MatMul(Backend& backend, Tensor x) {
-  products_.assign(linear_.begin(), linear_.end());
-  backend.MatMul(x, products_);
-  if (!adapters_.empty()) adapters_.Add(backend, x, linear_);
+  adapters_.MatMul(backend, x, linear_);
 }
 
 absl::Status ExpertRows::Route(Backend& backend, const Linear& router, const Routing& routing,
                                Tensor x, AdapterRows& adapters, ExpertUse& use) {
   const LinearProduct product[] = {router.To(logits_.Rows(0, x.rows))};
-  const Projection plain[] = {product[0]};
-  backend.MatMul(x, plain);
-  if (!adapters.empty()) adapters.Add(backend, x, product);
+  adapters.MatMul(backend, x, product);
   ids_.rows = weights_.rows = x.rows;
   backend.Route(product[0].out, routing, ids_, weights_);
   const auto items = static_cast<size_t>(x.rows * per_row_);

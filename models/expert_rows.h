@@ -56,7 +56,6 @@ class ExpertRows {
   std::vector<int32_t> order_;                // [rows * per_row]: the row of x that is there
   std::vector<int32_t> places_;               // [rows * per_row]: where a row's results are
   std::vector<LinearProduct> linear_;         // of one call
-  std::vector<Projection> products_;          // likewise
   std::vector<const Adapter*> row_adapters_;  // of order_
   AdapterRows adapters_;                      // of them
 };

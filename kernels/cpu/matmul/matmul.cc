@@ -37,21 +37,17 @@ MatMulKernel KernelOf(CpuIsa isa, ComputeMode compute) {
   kernel.run_bf16 = kMatMulBf16[isa];
   kernel.round_row = kRoundRowToBf16[isa];
   if (isa != CpuIsa::kAmx) return kernel;
-  kernel.bf16_tiles = {avx512::MatMulTilesBf16, avx512::RoundTileToBf16, kTileBlockBf16};
+  kernel.bf16_tiles = {avx512::MatMulTilesBf16, avx512::RoundTileToBf16, kTileBlockBf16, 0, 0};
   kernel.run_row_int8_tiles = avx512::MatMulTilesRowInt8;
   if (compute == ComputeMode::kInt8) {
-    kernel.tiles = {avx512::MatMulTilesInt8, avx512::QuantizeTileInt8, kTileBlockInt8};
+    kernel.tiles = {avx512::MatMulTilesInt8, avx512::QuantizeTileInt8, kTileBlockInt8, 13, 6};
   } else if (compute == ComputeMode::kInt12) {
-    kernel.tiles = {avx512::MatMulTilesInt12, avx512::QuantizeTileInt12, kTileBlockInt12};
+    kernel.tiles = {avx512::MatMulTilesInt12, avx512::QuantizeTileInt12, kTileBlockInt12, 8, 5};
   } else if (kernel.quantize != nullptr) {
-    kernel.tiles = {avx512::MatMulTilesInt16, avx512::QuantizeTileInt16, kTileBlockInt16};
+    kernel.tiles = {avx512::MatMulTilesInt16, avx512::QuantizeTileInt16, kTileBlockInt16, 13, 6};
   }
   return kernel;
 }
-
-// Whether tiles take less time, though they compute a multiple of kTileRows: in the time of each of
-// them vectors do 13 rows, and 6 in that of unpacking once more (Xeon with AMX, 2026-11-26).
-bool TilesPay(int64_t rows) { return rows >= 13 * ((rows + kTileRows - 1) / kTileRows) + 6; }
 
 int64_t Blocks(int64_t k) { return (k + kBlockValues - 1) / kBlockValues; }
 
@@ -120,8 +116,8 @@ void CpuMatMul::Plan(const Tensor& x, std::span<const Projection> projections) {
     const bool row_int8 = view.kind == PackKind::kRowInt8;
     const MatMulKernel& kernel = KernelFor(view);
     const TileKernel* tiles = view.bf16 ? &kernel.bf16_tiles : &kernel.tiles;
-    if (!view.bf16 && !(TilesPay(out.rows) && HasTiles(view.kind))) tiles = nullptr;
-    if (tiles != nullptr && tiles->run == nullptr) tiles = nullptr;
+    const bool has_tiles = tiles->run != nullptr && (view.bf16 || HasTiles(view.kind));
+    if (!has_tiles || !tiles->Pays(out.rows)) tiles = nullptr;
     const bool row_tiles =
         row_int8 && out.rows >= kTileRows && kernel_.run_row_int8_tiles != nullptr;
     jobs_.push_back({{view, 0, groups, projection.bias, static_cast<float*>(out.data), out.stride,
