@@ -64,7 +64,8 @@ def evaluate(options, weights, folder):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     serve = [options.treadle, "serve", "--model", options.model, "--weights", weights, "--listen", "127.0.0.1:0",
-             "--http-listen", f"127.0.0.1:{port}", "--metrics-listen", "none", "--log-requests", "off"]
+             "--http-listen", f"127.0.0.1:{port}", "--metrics-listen", "none", "--log-requests", "off",
+             "--max-batch-size", "16", "--max-batch-tokens", "512"]
     log = open(folder / f"serve-{weights}.log", "w")
     server = subprocess.Popen(serve, stdout=log, stderr=log)
     try:
@@ -80,7 +81,7 @@ def evaluate(options, weights, folder):
         else:
             sys.exit(f"{' '.join(serve)}: does not serve")
         command = ["lm_eval", "run", "--model", "local-completions", "--model_args",
-                   f"model={model},base_url={url}/completions,num_concurrent=4,max_retries=9,timeout=3600,"
+                   f"model={model},base_url={url}/completions,num_concurrent=16,max_retries=9,timeout=3600,"
                    "tokenizer_backend=remote,tokenized_requests=False", "--include_path", ".", "--tasks", ",".join(TASKS), "--batch_size", "1",
                    "--output_path", f"out-{weights}", "--log_samples"]
         environment = os.environ | {"OPENAI_API_KEY": "none", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1",

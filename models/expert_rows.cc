@@ -32,9 +32,7 @@ absl::Status ExpertRows::Allocate(Activations& activations, const ModelConfig& c
   return absl::OkStatus();
 }
 
-void ExpertRows::MatMul(Backend& backend, Tensor x) {
-  adapters_.MatMul(backend, x, linear_);
-}
+void ExpertRows::MatMul(Backend& backend, Tensor x) { adapters_.MatMul(backend, x, linear_); }
 
 absl::Status ExpertRows::Route(Backend& backend, const Linear& router, const Routing& routing,
                                Tensor x, AdapterRows& adapters, ExpertUse& use) {

@@ -45,6 +45,9 @@ class GgufOutput : public CheckpointOutput {
   std::vector<std::string> Notices() const override { return notices_; }
 
  private:
+  bool from_file() const {  // of this kind
+    return source_.kind() == Checkpoint::Kind::kGguf && !source_.weight_files().empty();
+  }
   // The form of a folder's tensor in the file, --weights aside.
   absl::StatusOr<TensorTarget> FolderTarget(const StoredTensor& tensor) const;
   absl::Status Place(GgufFileWriter::Tensor tensor,
@@ -112,6 +115,11 @@ absl::StatusOr<TensorTarget> GgufOutput::Target(const StoredTensor& tensor) cons
   const TensorName name =
       ParseTensorName(ArchitectureOf(source_.config()), source_.kind(), tensor.name);
   if (name.row != nullptr && InXielu(name.row->part)) target.name.clear();  // metadata's
+  const bool convolution = name.row != nullptr && name.row->part == Part::kConvolution;
+  if (source_.weight_files().empty() && (tensor.shape.size() == 1 || convolution)) {
+    target.to = &dense_.at("f32");
+    target.to_keep = true;
+  }
   if (tensor.shape.size() != 2 || target.name.empty()) return target;
   const QuantizeSpec* to = options_.weights.For(tensor, source_);
   if (to == nullptr) return target;
@@ -204,12 +212,12 @@ absl::Status GgufOutput::Place(GgufFileWriter::Tensor tensor,
 absl::Status GgufOutput::Create(const Provenance& provenance) {
   GgufMetadataWriter metadata;
   int64_t file_type = 0, alignment = kAlignment;
-  if (source_.kind() == Checkpoint::Kind::kGguf) {
+  for (const char* name : {"f32", "f16", "bf16"}) {
+    TREADLE_ASSIGN_OR_RETURN(dense_[name], ParseQuantizeSpec(name));
+  }
+  if (from_file()) {
     TREADLE_ASSIGN_OR_RETURN(alignment, CopyMetadata(metadata, file_type));
   } else {
-    for (const char* name : {"f32", "f16", "bf16"}) {
-      TREADLE_ASSIGN_OR_RETURN(dense_[name], ParseQuantizeSpec(name));
-    }
     TREADLE_RETURN_IF_ERROR(DescribeModel(source_, metadata, notices_));
     frequency_factors_ = FrequencyFactorsOf(source_.config());
   }

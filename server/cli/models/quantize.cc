@@ -176,7 +176,11 @@ int RunQuantize(int argc, char** argv) {
   Arguments arguments;
   CLI::App app("Writes a checkpoint in other weight formats.");
   app.footer(kExamples);
-  app.add_option("in", arguments.in, ".gguf file or Hugging Face folder")->required();
+  app.add_option(
+         "in", arguments.in,
+         ".gguf file, Hugging Face folder, or random:SHAPE (shapes: treadle bench iteration "
+         "--help), for comparisons with other engines")
+      ->required();
   app.add_option("out", arguments.out, "new .gguf file, or a new Hugging Face folder")->required();
   app.add_option("--weights", arguments.weights, "formats: 'nf4', 'q4_0,lm_head=q8_0'")->required();
   app.add_option("--outlier-threshold", arguments.outlier_threshold,

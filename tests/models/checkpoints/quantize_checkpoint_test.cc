@@ -58,6 +58,16 @@ TEST_F(QuantizeCheckpointTest, GgufFilesReadBackAsTheSameBits) {
   }
 }
 
+// The file describes its shape itself, with states and with experts too.
+TEST_F(QuantizeCheckpointTest, RandomWeightsBecomeAGgufFile) {
+  for (const char* in :
+       {"random:smollm2-135m,layers=1,hidden=64,heads=2,kv-heads=1,ffn=96,vocab=64",
+        "random:qwen3.6-35b-a3b,layers=2,hidden=256,heads=2,kv-heads=1,ffn=32,"
+        "vocab=64,experts=4"}) {
+    ExpectSameBits(in, ".gguf", "q4_0");
+  }
+}
+
 // Rows of Q and K are put in order first, as they are when a GGUF file is converted while loading.
 TEST_F(QuantizeCheckpointTest, FoldersFromGgufFilesReadBackAsTheSameBits) {
   size_t turn = 0;
