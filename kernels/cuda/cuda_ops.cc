@@ -150,9 +150,5 @@ void CudaOps::GatedDelta(Tensor, Tensor, Tensor, const float*, const float*, con
                          const KvView&, Tensor) {
   TREADLE_CHECK(keeps_states());
 }
-// Nor with adapters: low_rank_type.
-void CudaOps::AddLowRank(Tensor, std::span<const LowRankProduct>) {
-  TREADLE_CHECK(low_rank_type().has_value());
-}
 
 }  // namespace treadle::cuda

@@ -28,7 +28,9 @@ class CudaOps : public Backend {
   Device& device() { return *device_; }
   KeyOrder key_order() const override { return KeyOrder::kByPosition; }
   bool keeps_states() const override { return false; }
-  std::optional<DType> low_rank_type() const override { return {}; }
+  DType low_rank_type() const override {
+    return options_.dtype == DType::kF32 ? DType::kF32 : DType::kF16;
+  }
 
   TREADLE_BACKEND_OPS(TREADLE_OVERRIDE_OP)
 
