@@ -112,7 +112,7 @@ TEST_P(PeftLogits, AreThoseOfAGpu) {
   const Oracle oracle = ReadOracle(GetParam());
   const auto checkpoint = Checkpoint::Open(kModels + oracle.base);
   ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-  if ((*checkpoint)->config().latent_dim > 0 || (*checkpoint)->config().HasStates()) return;
+  if ((*checkpoint)->config().latent_dim > 0) return;  // HasLatents
   auto gpu = cuda::MakeCudaBackend(cuda::Device::Open(0).value(), {.dtype = DType::kF32});
   const auto found =
       Logits(kModels + oracle.base, kAdapters + GetParam(), *std::move(gpu), 64, oracle.ids);

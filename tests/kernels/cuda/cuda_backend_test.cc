@@ -22,10 +22,10 @@
 namespace treadle {
 namespace {
 
-// A case that only host backends run: states (Backend::keeps_states), latents and groups of experts
-// (HasLatents), K/V of 8 bits (HasKvType).
+// A case that only host backends run: latents and groups of experts (HasLatents), K/V of 8 bits
+// (HasKvType).
 bool IsOfHosts(const OpCase& c) {
-  return c.kv.state.present() || c.kv.latent_dim > 0 || c.groups > 1 || c.kv.dtype == DType::kI8;
+  return c.kv.latent_dim > 0 || c.groups > 1 || c.kv.dtype == DType::kI8;
 }
 
 // Which part of the list a type of products has to see: ops without products see it once.
@@ -43,6 +43,10 @@ int64_t Operations(const OpCase& c) {
   int64_t outputs = c.op == Op::kMatMul ? 0 : 1;
   for (const int64_t n : c.op == Op::kMatMul ? c.outputs : std::vector<int64_t>()) outputs += n;
   if (c.op == Op::kAddLowRank) outputs = c.chosen * std::ssize(c.outputs);
+  if (c.op == Op::kGatedDelta) {  // of each row: the state twice, and a page of keys
+    const StateLayout& s = c.kv.state;
+    return 2 * c.rows * (s.heads * s.key_dim * s.value_dim + s.key_heads * s.key_dim * 32);
+  }
   int64_t positions = 0;
   for (const CaseSequence& s : c.sequences) {
     positions += s.rows * (c.op == Op::kAttention ? s.first_position + s.rows : 1);
@@ -70,6 +74,14 @@ std::vector<OpCase> Cases(Op op, DType dtype, int64_t most_operations) {
                        .cols = cols,
                        .in_place = cols == 40003});
     }
+  }
+  // Pages of states of a number of floats that is no multiple of four.
+  if (dtype == DType::kF32 && op == Op::kCopyPages) {
+    cases.push_back({.name = "copy_pages/odd_states",
+                     .op = op,
+                     .rows = 1,
+                     .kv = {.page_size = 16, .dtype = dtype, .state = {111, 3, 1, 7, 24, 9}},
+                     .sequences = {{1, 40}, {1, 20}}});
   }
   // More products, and more rows, than a launch takes.
   if (dtype == DType::kF32 && op == Op::kAddLowRank) {
