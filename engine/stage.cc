@@ -143,6 +143,8 @@ bool Stage::CanBeginAhead(const IterationPlan& plan) {
     if (std::ranges::any_of(step.outputs, &RowOutput::masked)) return false;
     if (live == nullptr || live->previous_sample() >= -1) continue;
     if (!step.tokens.empty() || live->counting()) return false;
+    // The host looks tokens up in an adapter's embedding.
+    if (live->adapter() != nullptr && live->adapter()->embedding_a().rows > 0) return false;
   }
   return true;
 }
@@ -472,8 +474,8 @@ void Stage::Pad(const IterationPlan& plan, Begun& begun) {
   const int64_t outputs = model_.last_stage() ? rows : 0;
   const int64_t padded = backend_.PaddedRows(rows);
   // A link's own buffers have another address each time.
-  // Nor can a host that sorts rows by their experts be replayed.
-  if (!DetachesWork() || model_.config().experts > 0 ||
+  // Nor can a host that sorts rows by their experts, or adapters, be replayed.
+  if (!DetachesWork() || model_.config().experts > 0 || !row_adapters_.empty() ||
       (link_ != nullptr && staging() == nullptr) ||
       rows != static_cast<int64_t>(plan.steps.size()) ||
       outputs != static_cast<int64_t>(begun.outputs.size()) || begun.takes_hidden ||

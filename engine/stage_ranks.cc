@@ -100,6 +100,8 @@ absl::Status StageRanks::Start(Events events) {
   } catch (const std::system_error& error) {
     return ResourceExhausted("rank thread: ", error.what());
   }
+  MutexLock lock(mutex_);  // from here on other threads may bring adapters
+  while (bound_ < ranks_.size()) work_.Wait(mutex_);
   return absl::OkStatus();
 }
 
@@ -213,6 +215,11 @@ std::shared_ptr<const Adapter> StageRanks::FindAdapter(size_t rank, uint64_t id)
 
 void StageRanks::RunRank(size_t rank) {
   ranks_[rank].backend->BindThread();
+  {
+    MutexLock lock(mutex_);
+    ++bound_;
+    work_.NotifyAll();
+  }
   std::shared_ptr<Epoch> epoch;
   while (true) {
     Work work = WaitForWork(rank, epoch.get());

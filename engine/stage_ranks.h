@@ -183,6 +183,7 @@ class StageRanks {
   CondVar work_;
   std::shared_ptr<Epoch> epoch_ ABSL_GUARDED_BY(mutex_);
   bool standing_ ABSL_GUARDED_BY(mutex_) = false;  // not ended, though ranks may yet have to join
+  size_t bound_ ABSL_GUARDED_BY(mutex_) = 0;       // ranks whose threads have begun
   size_t joined_ ABSL_GUARDED_BY(mutex_) = 0;      // ranks that are in epoch_
   uint64_t next_iteration_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<std::deque<std::shared_ptr<const Queued>>> queues_ ABSL_GUARDED_BY(mutex_);

@@ -8,9 +8,10 @@
 // the number of rows, the threads, or which kernel ran.
 //
 // Thread safety: a Backend belongs to one rank; all its methods are called from that rank's thread,
-// except that Pack may be called from any one thread before the first op. Ops run in call order; on
-// asynchronous devices results are readable on the host after Synchronize. Shapes are the caller's
-// duty: a wrong one is a bug and CHECKed.
+// except that Pack may be called from any one thread before the first op, and that once BindThread
+// has returned, any thread may call Allocate, and CopyToDevice to memory that no op uses meanwhile.
+// Ops run in call order; on asynchronous devices results are readable on the host after
+// Synchronize. Shapes are the caller's duty: a wrong one is a bug and CHECKed.
 #pragma once
 
 #include <cstdint>
@@ -243,9 +244,8 @@ class Backend {
   virtual KeyOrder key_order() const = 0;
   // Whether it has ops on states: Convolve and GatedDelta.
   virtual bool keeps_states() const = 0;
-  // The type to which AddLowRank's factors are rounded that come as floats: kF32 or kF16. None: it
-  // has no AddLowRank.
-  virtual std::optional<DType> low_rank_type() const = 0;
+  // The type to which AddLowRank's factors are rounded that come as floats: kF32 or kF16.
+  virtual DType low_rank_type() const = 0;
 
   // -- iterations ---------------------------------------------------------------------------------
   // Before serving. May be called again with larger limits. Ops beyond the limits allocate.
@@ -305,9 +305,10 @@ class Backend {
   // an expert), in one pass over x and its quantization. All weights have k = x.cols.
   virtual void MatMul(Tensor x, std::span<const Projection> projections) = 0;
 
-  // out[row] += (x[row] A) B, for the rows of each product. x A is, for each column, four sums by
-  // fma from 0 on over ascending k of the same remainder by four, added as (0 + 1) + (2 + 3); the
-  // product with B is a sum by fma from 0 on over ascending columns of x A. x: [*, k] f32.
+  // out[row] += (x[row] A) B, for the rows of each product. x A is, for each column, eight sums by
+  // fma from 0 on, each over the next ceil(k / 8) of ascending k, added as ((0 + 1) + (2 + 3)) +
+  // ((4 + 5) + (6 + 7)); the product with B is a sum by fma from 0 on over ascending columns of x
+  // A. x: [*, k], f32 or 16 bits.
   virtual void AddLowRank(Tensor x, std::span<const LowRankProduct> products) = 0;
 
   // Rotates q (in place) and k by each row's position (no rotation if `rotary` is null), then

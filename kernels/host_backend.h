@@ -25,7 +25,7 @@ class HostBackend : public Backend {
   absl::Status Recover() override { return absl::OkStatus(); }
   KeyOrder key_order() const override { return KeyOrder::kByFeature; }
   bool keeps_states() const override { return true; }
-  std::optional<DType> low_rank_type() const override { return DType::kF32; }
+  DType low_rank_type() const override { return DType::kF32; }
   DType InputType(std::span<const PackedMatrix* const>) const override { return DType::kF32; }
 
   bool asynchronous() const override { return false; }

@@ -124,17 +124,13 @@ float Decoder::SoftPromptScale() const {
 }
 
 absl::StatusOr<std::shared_ptr<const Adapter>> Decoder::LoadAdapter(const AdapterFile& file) const {
-  if (!backend_.low_rank_type()) {
-    return Unimplemented(file.path(), ": the backend ", backend_.name(),
-                         " has no adapters; expected the backend cpu");
-  }
   const auto place = [](const AdapterFactors* factors) {  // in the order of use
     return std::tuple(factors->layer, factors->row, factors->expert);
   };
   std::vector<const AdapterFactors*> in_order;
   for (const AdapterFactors& factors : file.factors()) in_order.push_back(&factors);
   std::ranges::stable_sort(in_order, {}, place);
-  std::shared_ptr<Adapter> adapter = NewAdapter(file.memory(*backend_.low_rank_type()));
+  std::shared_ptr<Adapter> adapter = NewAdapter(file.memory(backend_.low_rank_type()));
   int64_t layer = 0;
   for (const AdapterFactors* factors : in_order) {
     if (layer != factors->layer) TREADLE_RETURN_IF_ERROR(adapter->EndLayer(backend_));

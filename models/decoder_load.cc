@@ -386,8 +386,9 @@ void Decoder::ChooseTypes() {
     const bool normed = layer.attention_norm.loaded();
     layer.attention_type = layer.ffn_type = layer.down_type = DType::kF32;
     if (normed) {
-      layer.attention_type =
-          InputTypeOf(backend_, {&layer.q, &layer.k, &layer.v, &layer.qkv, &layer.state_input});
+      layer.attention_type = InputTypeOf(
+          backend_, {&layer.q, &layer.q_gate, &layer.k, &layer.v, &layer.qkv, &layer.state_input,
+                     &layer.state_gate, &layer.state_beta, &layer.state_decay});
       // The rows of which more is made than products of one input.
       if (config_.latent_dim > 0) layer.attention_type = DType::kF32;
     }

@@ -142,7 +142,8 @@ class Model {
   void Head(Tensor hidden, Tensor logits) { Head(hidden, logits, {}); }
 
   // This rank's part of an adapter, for batches of this model. Any thread, batches may run
-  // meanwhile. Unimplemented: this model's backend has no adapters; ResourceExhausted: no memory.
+  // meanwhile. Unimplemented: the model takes none, or none of an embedding's rank;
+  // ResourceExhausted: no memory.
   virtual absl::StatusOr<std::shared_ptr<const Adapter>> LoadAdapter(const AdapterFile& file) const;
 
  protected:

@@ -1,6 +1,7 @@
 #include "kernels/cuda/cuda_backend.h"
 
 #include <algorithm>
+#include <atomic>
 #include <functional>
 #include <map>
 #include <thread>
@@ -10,6 +11,7 @@
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/ops.h"
 #include "kernels/cuda/runtime/backend_on_device.h"
+#include "kernels/cuda/runtime/side_stream.h"
 
 namespace treadle::cuda {
 namespace {
@@ -70,11 +72,17 @@ class CudaBackend final : public CudaOps {
     return Str("cuda ", device_->properties().name, ", products in ", Name(options_.dtype),
                options_.deterministic ? ", deterministic" : "");
   }
-  void BindThread() override { device_->BindThread(); }
+  void BindThread() override {
+    device_->BindThread();
+    rank_thread_ = std::this_thread::get_id();
+  }
 
-  absl::StatusOr<Buffer> Allocate(size_t bytes) override { return device_->Allocate(bytes); }
+  absl::StatusOr<Buffer> Allocate(size_t bytes) override {
+    return Beside() ? side_.Allocate(bytes) : device_->Allocate(bytes);
+  }
   void CopyToDevice(void* device, const void* host, size_t bytes) override {
-    if (bytes > 0) device_->CopyToDevice(device, host, bytes);
+    if (bytes == 0) return;
+    Beside() ? side_.CopyToDevice(device, host, bytes) : device_->CopyToDevice(device, host, bytes);
   }
   void CopyToHost(void* host, const void* device, size_t bytes) override {
     if (bytes > 0) device_->CopyToHost(host, device, bytes);
@@ -85,6 +93,7 @@ class CudaBackend final : public CudaOps {
   absl::Status Synchronize() override {
     Keep(results_.Flush());
     Keep(device_->Synchronize());
+    Keep(side_.status());
     status_.ok() ? results_.DeliverAll() : results_.Drop();
     return status_;
   }
@@ -100,6 +109,7 @@ class CudaBackend final : public CudaOps {
   }
   absl::Status WaitForMark(int mark) override {
     Keep(device_->WaitForMark(mark));
+    Keep(side_.status());
     status_.ok() ? results_.DeliverMarked(mark) : results_.Drop();
     return status_;
   }
@@ -170,6 +180,12 @@ class CudaBackend final : public CudaOps {
   }
 
  private:
+  // Whether a thread calls that is not the rank's, once there is one.
+  bool Beside() const {
+    const std::thread::id rank = rank_thread_;
+    return rank != std::thread::id() && rank != std::this_thread::get_id();
+  }
+
   // The numbers that size launches: the caller's key, sequences (bound), and the longest chunk of
   // one.
   using FullKey = std::tuple<GraphKey, int32_t, int32_t>;
@@ -196,6 +212,8 @@ class CudaBackend final : public CudaOps {
   }
 
   BackendLimits limits_;
+  std::atomic<std::thread::id> rank_thread_ = {};
+  SideStream side_{*device_};
   DeviceStaging pinned_staging_{*device_, StagingPlace::kHost};
   DeviceStaging device_staging_{*device_, StagingPlace::kDevice};
   std::map<FullKey, CapturedOps> graphs_;  // captured, or to be

@@ -142,17 +142,4 @@ absl::Status CudaOps::ReserveLastSamples(int64_t rows) {
   return absl::OkStatus();
 }
 
-// No model gets as far: keeps_states.
-void CudaOps::Convolve(Tensor, const float*, const float*, bool, const KvView&, Tensor) {
-  TREADLE_CHECK(keeps_states());
-}
-void CudaOps::GatedDelta(Tensor, Tensor, Tensor, const float*, const float*, const float*,
-                         const KvView&, Tensor) {
-  TREADLE_CHECK(keeps_states());
-}
-// Nor with adapters: low_rank_type.
-void CudaOps::AddLowRank(Tensor, std::span<const LowRankProduct>) {
-  TREADLE_CHECK(low_rank_type().has_value());
-}
-
 }  // namespace treadle::cuda

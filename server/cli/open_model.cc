@@ -382,20 +382,17 @@ double PositionShare(const OpenedModel& opened) {
          static_cast<double>(std::max<uint64_t>(opened.weight_bytes, 1));
 }
 
-// The adapters that options name; none on devices that have no such op.
+// The adapters that options name.
 absl::Status AddAdapters(const ServeOptions& options, const ModelConfig& config,
                          OpenedModel& opened) {
-  if (opened.cuda) {
-    if (options.loras.empty() && options.lora_dir.empty()) return absl::OkStatus();
-    return InvalidArgument("--lora and --lora-dir are for the CPU, expected --device cpu");
-  }
-  const DType floats = options.compute == ComputeMode::kExact ? DType::kF32 : DType::kF16;
+  const bool exact =
+      opened.cuda ? options.dtype == DType::kF32 : options.compute == ComputeMode::kExact;
   opened.served.adapters = std::make_shared<AdapterRegistry>(
       config, AdapterRegistry::Options{.taken = opened.served.names,
                                        .folder = options.lora_dir,
                                        .max_loaded = options.max_loras,
                                        .memory = options.lora_memory,
-                                       .floats = floats});
+                                       .floats = exact ? DType::kF32 : DType::kF16});
   for (const std::string& lora : options.loras) {
     const size_t sign = lora.find('=');
     const absl::Status added =

@@ -150,6 +150,12 @@ class EmulatedDevice final : public Device {
     properties_ = PropertiesOf(ordinal, settings);
     std::fill(std::begin(mark_at_), std::end(mark_at_), 0);
   }
+  absl::StatusOr<std::unique_ptr<Device>> OpenBeside() const override {
+    auto beside = std::make_unique<EmulatedDevice>(properties_.ordinal, settings_);
+    beside->memory_ = memory_;
+    beside->pinned_ = pinned_;
+    return beside;
+  }
 
   const DeviceProperties& properties() const override { return properties_; }
   absl::Status status() const override { return status_; }
@@ -352,8 +358,8 @@ class EmulatedDevice final : public Device {
   const EmulationSettings settings_;
   const std::string name_;
   DeviceProperties properties_;
-  const std::shared_ptr<MemoryTable> memory_;
-  const std::shared_ptr<MemoryTable> pinned_;
+  std::shared_ptr<MemoryTable> memory_;
+  std::shared_ptr<MemoryTable> pinned_;
   // The stream: how much was issued and how much of it has run; the rest waits in the queue.
   std::deque<Queued> queue_;
   int64_t issued_ = 0;

@@ -15,6 +15,8 @@
 
 #include "base/status.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/cuda/runtime/backend_on_device.h"
+#include "kernels/cuda/runtime/device.h"
 #include "kernels/forwarding_backend.h"
 #include "kernels/reference/reference_backend.h"
 #include "models/adapters/adapter_file.h"
@@ -105,6 +107,18 @@ TEST_P(PeftLogits, AreOurs) {
   }
 }
 
+// In plain float arithmetic, on an emulated GPU.
+TEST_P(PeftLogits, AreThoseOfAGpu) {
+  const Oracle oracle = ReadOracle(GetParam());
+  const auto checkpoint = Checkpoint::Open(kModels + oracle.base);
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  if ((*checkpoint)->config().latent_dim > 0) return;  // HasLatents
+  auto gpu = cuda::MakeCudaBackend(cuda::Device::Open(0).value(), {.dtype = DType::kF32});
+  const auto found =
+      Logits(kModels + oracle.base, kAdapters + GetParam(), *std::move(gpu), 64, oracle.ids);
+  EXPECT_LE(Largest(found, oracle.logits), oracle.tolerance);
+}
+
 // The base as a .gguf, whose rows of Q and K are in another order, and the adapter as llama.cpp's
 // converter writes it.
 TEST_P(PeftLogits, AreThoseOfGgufFiles) {
@@ -138,7 +152,7 @@ TEST(AdapterFactors, HaveSixteenBitsUnlessExact) {
   class WithFloats final : public ForwardingBackend {
    public:
     using ForwardingBackend::ForwardingBackend;
-    std::optional<DType> low_rank_type() const override { return DType::kF32; }
+    DType low_rank_type() const override { return DType::kF32; }
   };
   const Oracle oracle = ReadOracle("llama");
   std::vector<float> first;

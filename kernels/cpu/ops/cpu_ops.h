@@ -32,7 +32,7 @@ class CpuOps final : public HostBackend {
   std::string_view name() const override { return "cpu"; }
   std::string description() const override;
   // Factors in 16 bits, unless floats shall stay floats.
-  std::optional<DType> low_rank_type() const override {
+  DType low_rank_type() const override {
     return compute_ == ComputeMode::kExact ? DType::kF32 : DType::kF16;
   }
   void BindThread() override { pool_.PinCaller(); }

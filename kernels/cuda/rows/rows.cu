@@ -371,21 +371,26 @@ constexpr int64_t kCopiesPerLaunch = 480;
 struct CopyPagesParams {
   std::byte* pages;
   int64_t page_bytes;
+  int32_t width;  // bytes of a thread: 16, or where pages are not so many times, 4
   int64_t stride;
   int32_t count;
   PageCopy copies[kCopiesPerLaunch];
 };
 
-// A thread has the same 16 bytes of every page, so it sees its own earlier copies, and no other's
+// A thread has the same bytes of every page, so it sees its own earlier copies, and no other's
 // matter: copies take effect in order without a barrier.
 TREADLE_KERNEL(kCopyThreads) void CopyPagesKernel(CopyPagesParams p) {
   simt::AwaitEarlierLaunches();
-  const int64_t at = 16 * (int64_t{simt::BlockX()} * kCopyThreads + simt::Thread());
+  const int64_t at = p.width * (int64_t{simt::BlockX()} * kCopyThreads + simt::Thread());
   if (at >= p.page_bytes) return;
   for (int i = 0; i < p.count; ++i) {
     const auto* from = p.pages + p.copies[i].from * p.stride + at;
     auto* to = p.pages + p.copies[i].to * p.stride + at;
-    *reinterpret_cast<simt::Words4*>(to) = *reinterpret_cast<const simt::Words4*>(from);
+    if (p.width == 16) {
+      *reinterpret_cast<simt::Words4*>(to) = *reinterpret_cast<const simt::Words4*>(from);
+    } else {
+      *reinterpret_cast<float*>(to) = *reinterpret_cast<const float*>(from);
+    }
   }
 }
 
@@ -505,12 +510,15 @@ void CudaOps::Copy(Tensor x, Tensor out) {
 void CudaOps::CopyPages(const KvLayout& layout, std::byte* pages,
                         std::span<const PageCopy> copies) {
   const int64_t bytes = layout.PageBytes();
-  TREADLE_CHECK(bytes % 16 == 0 && reinterpret_cast<uintptr_t>(pages) % 16 == 0);
-  const auto blocks = static_cast<uint32_t>((bytes / 16 + kCopyThreads - 1) / kCopyThreads);
+  const bool wide = (bytes | static_cast<int64_t>(reinterpret_cast<uintptr_t>(pages))) % 16 == 0;
+  TREADLE_CHECK(wide || layout.state.present());  // whose pages are any number of floats
+  const int32_t width = wide ? 16 : 4;
+  const auto blocks = static_cast<uint32_t>((bytes / width + kCopyThreads - 1) / kCopyThreads);
   while (!copies.empty() && Ready()) {
     const size_t count = std::min<size_t>(copies.size(), kCopiesPerLaunch);
     CopyPagesParams params = {.pages = pages,
                               .page_bytes = bytes,
+                              .width = width,
                               .stride = layout.PageStride(),
                               .count = static_cast<int32_t>(count),
                               .copies = {}};

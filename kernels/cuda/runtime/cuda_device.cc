@@ -80,6 +80,11 @@ class CudaDevice final : public Device {
     if (stream_ != nullptr) cudaStreamDestroy(stream_);
   }
 
+  absl::StatusOr<std::unique_ptr<Device>> OpenBeside() const override {
+    auto device = std::make_unique<CudaDevice>(properties_);
+    TREADLE_RETURN_IF_ERROR(device->Start());
+    return device;
+  }
   // Makes the context; the first call that can take long and fail.
   absl::Status Start() {
     TREADLE_ASSIGN_OR_RETURN(settings_, ReadLaunchSettings());

@@ -58,6 +58,8 @@ class Device {
   // How many there are; 0 with a reason in `why` if there is no driver.
   static int Count(std::string* why);
   virtual ~Device() = default;
+  // The same device and its memory, with another stream, which knows nothing of this one's order.
+  virtual absl::StatusOr<std::unique_ptr<Device>> OpenBeside() const = 0;
 
   virtual const DeviceProperties& properties() const = 0;
   virtual absl::Status status() const = 0;

@@ -30,6 +30,9 @@ class NullDevice final : public cuda::Device {
  public:
   explicit NullDevice(Calls& calls) : calls_(calls) {}
 
+  absl::StatusOr<std::unique_ptr<cuda::Device>> OpenBeside() const override {
+    return std::make_unique<NullDevice>(calls_);
+  }
   const cuda::DeviceProperties& properties() const override { return properties_; }
   absl::Status status() const override { return absl::OkStatus(); }
   void BindThread() override {}

@@ -15,17 +15,17 @@
 
 #include "kernels/forwarding_backend.h"
 #include "kernels/op_cases/op_cases.h"
+#include "kernels/op_cases/random.h"
 #include "kernels/reference/reference_backend.h"
 #include "tests/kernels/op_checks.h"
 
 namespace treadle {
 namespace {
 
-// A case that only host backends run: states (Backend::keeps_states), latents and groups of experts
-// (HasLatents), adapters (low_rank_type), K/V of 8 bits (HasKvType).
+// A case that only host backends run: latents and groups of experts (HasLatents), K/V of 8 bits
+// (HasKvType).
 bool IsOfHosts(const OpCase& c) {
-  return c.kv.state.present() || c.kv.latent_dim > 0 || c.groups > 1 || c.op == Op::kAddLowRank ||
-         c.kv.dtype == DType::kI8;
+  return c.kv.latent_dim > 0 || c.groups > 1 || c.kv.dtype == DType::kI8;
 }
 
 // Which part of the list a type of products has to see: ops without products see it once.
@@ -42,6 +42,11 @@ constexpr int64_t kEmulatedInvariance = 1'000'000;  // runs each case three time
 int64_t Operations(const OpCase& c) {
   int64_t outputs = c.op == Op::kMatMul ? 0 : 1;
   for (const int64_t n : c.op == Op::kMatMul ? c.outputs : std::vector<int64_t>()) outputs += n;
+  if (c.op == Op::kAddLowRank) outputs = c.chosen * std::ssize(c.outputs);
+  if (c.op == Op::kGatedDelta) {  // of each row: the state twice, and a page of keys
+    const StateLayout& s = c.kv.state;
+    return 2 * c.rows * (s.heads * s.key_dim * s.value_dim + s.key_heads * s.key_dim * 32);
+  }
   int64_t positions = 0;
   for (const CaseSequence& s : c.sequences) {
     positions += s.rows * (c.op == Op::kAttention ? s.first_position + s.rows : 1);
@@ -69,6 +74,23 @@ std::vector<OpCase> Cases(Op op, DType dtype, int64_t most_operations) {
                        .cols = cols,
                        .in_place = cols == 40003});
     }
+  }
+  // Pages of states of a number of floats that is no multiple of four.
+  if (dtype == DType::kF32 && op == Op::kCopyPages) {
+    cases.push_back({.name = "copy_pages/odd_states",
+                     .op = op,
+                     .rows = 1,
+                     .kv = {.page_size = 16, .dtype = dtype, .state = {111, 3, 1, 7, 24, 9}},
+                     .sequences = {{1, 40}, {1, 20}}});
+  }
+  // More products, and more rows, than a launch takes.
+  if (dtype == DType::kF32 && op == Op::kAddLowRank) {
+    cases.push_back({.name = "add_low_rank/launches",
+                     .op = op,
+                     .rows = 600,
+                     .cols = 9,
+                     .outputs = {17, 3, 3, 3, 3, 3, 3, 3, 3},
+                     .chosen = 5});
   }
   return cases;
 }
@@ -190,7 +212,7 @@ std::vector<Op> OpsWithInputType() {
   std::vector<Op> ops;
   for (const Op op : kOps) {
     std::vector<OpCase> cases = InputTypeCases(op, kEmulatedInvariance);
-    if (cases.empty()) continue;
+    if (cases.empty() || op == Op::kAddLowRank) continue;  // whose factors have 16 bits
     cases[0].input_type = true;
     const auto run = Prepare(cases[0], backend, 1);
     if (std::ranges::count(run->tensors, DType::kF16, &GuardedTensor::dtype) > 0) ops.push_back(op);
@@ -206,6 +228,54 @@ INSTANTIATE_TEST_SUITE_P(OpCases, InputTypeTest,
                          testing::Combine(testing::Values(DType::kF16, DType::kBF16),
                                           testing::ValuesIn(OpsWithInputType())),
                          CaseName);
+
+// AddLowRank of rows of Backend::InputType gives what it gives with floats of the same values.
+TEST(CudaLowRank, RowsMayHaveSixteenBits) {
+  std::string why;
+  if (CudaDevices(&why).empty()) GTEST_SKIP() << "no GPU: " << why;
+  constexpr int64_t kRows = 3, kCols = 40, kOut = 20, kRank = 6;
+  const std::vector<int32_t> rows = {0, 2};
+  for (const DType dtype : {DType::kF16, DType::kBF16}) {
+    const auto backend = CreateCudaBackend({.dtype = dtype}).value();
+    backend->BindThread();
+    Random random(7);
+    std::vector<Buffer> buffers;
+    const auto upload = [&](DType type, const std::vector<float>& values) {
+      std::vector<std::byte> bytes(values.size() * SizeOf(type));
+      for (int64_t i = 0; i < std::ssize(values); ++i) {
+        StoreElement(type, values[static_cast<size_t>(i)], bytes.data(), i);
+      }
+      buffers.push_back(backend->Allocate(bytes.size()).value());
+      backend->CopyToDevice(buffers.back().data(), bytes.data(), bytes.size());
+      return buffers.back().data();
+    };
+    const auto normal = [&](int64_t count) {
+      std::vector<float> values(static_cast<size_t>(count));
+      for (float& value : values) {
+        value = dtype == DType::kF16 ? ToFloat(ToHalf(random.Normal()))
+                                     : ToFloat(ToBFloat16(random.Normal()));
+      }
+      return values;
+    };
+    const std::vector<float> x = normal(kRows * kCols);
+    const LowRank by = {.a = upload(dtype, normal(LowRankElements(kCols, kRank))),
+                        .b = upload(dtype, normal(LowRankElements(kRank, kOut))),
+                        .type = dtype,
+                        .rank = kRank};
+    std::vector<float> found[2];
+    for (const DType type : {DType::kF32, dtype}) {
+      const std::vector<float> zeros(kRows * kOut);
+      const Tensor out = DenseTensor(upload(DType::kF32, zeros), DType::kF32, kRows, kOut);
+      const LowRankProduct product[] = {{.by = by, .rows = rows, .out = out}};
+      backend->AddLowRank(DenseTensor(upload(type, x), type, kRows, kCols), product);
+      EXPECT_EQ(backend->Synchronize(), absl::OkStatus());
+      found[type == dtype].resize(zeros.size());
+      backend->CopyToHost(found[type == dtype].data(), out.data, zeros.size() * sizeof(float));
+    }
+    EXPECT_NE(found[0][0], 0.0f);
+    EXPECT_EQ(found[0], found[1]);
+  }
+}
 
 TEST(CudaBackendErrors, ADeviceThatIsNotThere) {
   const auto backend = CreateCudaBackend({.device = 99});

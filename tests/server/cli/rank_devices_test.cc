@@ -166,7 +166,8 @@ std::vector<IterationResult> ResultsOn(const std::string& path, DeviceChoice dev
   TREADLE_CHECK(checkpoint.ok() && devices.ok());
   auto ranks = LoadRanks(**checkpoint, options, *devices, /*max_context=*/64, {});
   TREADLE_CHECK(ranks.ok());
-  const bool window = (*checkpoint)->config().window > 0;
+  const ModelConfig& config = (*checkpoint)->config();
+  const bool window = config.window > 0 || config.HasStates();
   auto engine = LocalEngine::Create(*std::move(ranks), {.max_batch_tokens = 64,
                                                         .page_size = 16,
                                                         .kv_pages = {24, window ? 24 : 0},
@@ -202,17 +203,17 @@ TEST_P(WholeModels, SayTheSameOnAGpu) {
   const auto path = WriteTinyGguf(GetParam(), directory, {});
   ASSERT_TRUE(path.ok()) << path.status();
   const Numbers floats = {DType::kF32, DType::kF32};
-  const bool window = GetParam().local_layers != Presence::kNever;
+  const bool window =
+      GetParam().local_layers != Presence::kNever || GetParam().states != StateKind::kNone;
   ExpectAlike(ResultsOn(*path, DeviceChoice::kCpu, floats, TwoRequests(window)),
               ResultsOn(*path, DeviceChoice::kCuda, floats, TwoRequests(window)), 1e-4);
   std::filesystem::remove_all(directory);
 }
-// All that run on GPUs (Backend::keeps_states, HasLatents).
+// All that run on GPUs (HasLatents).
 std::vector<Architecture> ArchitecturesOfGpus() {
   std::vector<Architecture> those;
-  std::ranges::copy_if(Architectures(), std::back_inserter(those), [](const Architecture& a) {
-    return a.states == StateKind::kNone && !a.latent;
-  });
+  std::ranges::copy_if(Architectures(), std::back_inserter(those),
+                       [](const Architecture& a) { return !a.latent; });
   return those;
 }
 INSTANTIATE_TEST_SUITE_P(Architectures, WholeModels, testing::ValuesIn(ArchitecturesOfGpus()),

@@ -140,9 +140,7 @@ std::map<std::string, LaunchShape> LaunchesOn(const Gpu& gpu) {
     LaunchProducts(*backend);
     for (const OpCase& c : OpCases()) {
       if (deterministic) break;  // products are what it changes
-      if (c.kv.state.present() && !backend->keeps_states()) continue;
       if ((c.kv.latent_dim > 0 || c.groups > 1) && !HasLatents(*backend)) continue;
-      if (c.op == Op::kAddLowRank && !backend->low_rank_type()) continue;
       if (c.slow || c.rows * c.cols > 1 << 16 || !HasKvType(*backend, c.kv.dtype)) continue;
       Prepare(c, *backend, 1)->Run();
     }
