@@ -75,7 +75,7 @@ absl::StatusOr<KvCache> KvCache::Create(Backend& backend, const Model& model,
                              " layers are more bytes than a 64-bit integer holds");
     }
   }
-  const auto size = static_cast<size_t>(bytes);
+  const auto size = static_cast<size_t>(std::max<int64_t>(bytes, 1));  // no layer may have pages
   absl::StatusOr<Buffer> memory =
       options.memory == nullptr ? backend.Allocate(size) : options.memory->Take(size);
   if (absl::IsResourceExhausted(memory.status())) {
@@ -98,7 +98,8 @@ absl::StatusOr<KvCache> KvCache::Create(Backend& backend, const Model& model,
   for (int64_t layer = begin; layer < end; ++layer) {
     const PageKind kind = config.HasRing(layer) ? PageKind::kWindow : PageKind::kWhole;
     if (!config.HasKv(layer)) {
-      cache.layers_.push_back(cache.layers_[static_cast<size_t>(config.KvSource(layer) - begin)]);
+      const auto source = static_cast<size_t>(config.KvSource(layer) - begin);
+      cache.layers_.push_back(source < cache.layers_.size() ? cache.layers_[source] : nullptr);
       continue;
     }
     cache.kinds_.push_back(kind);
