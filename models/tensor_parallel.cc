@@ -110,8 +110,9 @@ ShardRange FfnFeatures(const Checkpoint& checkpoint, const WeightPlan& weights, 
 }
 
 bool SharesKeyHeads(const ModelConfig& config, int size) {
-  return ArchitectureOf(config).states == StateKind::kMamba2 && size > config.state_key_heads &&
-         size % config.state_key_heads == 0 && config.state_heads % size == 0;
+  return config.HasStates() && ArchitectureOf(config).states == StateKind::kMamba2 &&
+         size > config.state_key_heads && size % config.state_key_heads == 0 &&
+         config.state_heads % size == 0;
 }
 
 ShardRange StateKeyHeads(const ModelConfig& config, Shard shard) {

@@ -112,7 +112,9 @@ absl::Status GgufCheckpoint::ReadConfig() {
                            file_->Integer(prefix + "nextn_predict_layers", 0));
   config_.layers -= guessing;
   std::string epsilon = prefix + GgufEpsilonKey(*architecture);
-  if (file_->Find(epsilon) == nullptr) epsilon = prefix + kRmsEpsilonKey;
+  if (architecture->gguf_layer_epsilon && file_->Find(epsilon) == nullptr) {
+    epsilon = prefix + kRmsEpsilonKey;
+  }
   TREADLE_ASSIGN_OR_RETURN(const double norm_epsilon, file_->Number(epsilon));
   config_.norm_epsilon = static_cast<float>(norm_epsilon);
   TREADLE_ASSIGN_OR_RETURN(const int64_t value_length,
