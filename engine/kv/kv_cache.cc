@@ -102,7 +102,7 @@ absl::StatusOr<KvCache> KvCache::Create(Backend& backend, const Model& model,
       cache.layers_.push_back(source < cache.layers_.size() ? cache.layers_[source] : nullptr);
       continue;
     }
-    cache.kinds_.push_back(kind);
+    cache.own_.emplace_back(kind, part[kind]);
     cache.layers_.push_back(part[kind]);
     part[kind] += layouts[kind].PageBytes();
   }
@@ -131,8 +131,8 @@ void KvCache::CopyPages(const ByKind<std::vector<PageCopy>>& copies) {
       const std::span<const PageCopy> together = left.first(Independent(left));
       left = left.subspan(together.size());
       tags_.ClearCopies(kind, together);
-      for (size_t layer = 0; layer < kinds_.size(); ++layer) {
-        if (kinds_[layer] == kind) backend_->CopyPages(layouts_[kind], layers_[layer], together);
+      for (const auto& [of_kind, pages] : own_) {
+        if (of_kind == kind) backend_->CopyPages(layouts_[kind], pages, together);
       }
       tags_.SetCopies(kind, together);
     }
