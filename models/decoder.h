@@ -38,12 +38,6 @@ struct Norm {
   void Apply(Backend& backend, Tensor x, Tensor out, bool accumulate = false) const;
 };
 
-// out = max(x, 0)^2; x is overwritten. Shapes as Backend::Relu's.
-inline void SquaredRelu(Backend& backend, Tensor x, Tensor out) {
-  backend.Relu(x, x);
-  backend.Multiply(x, x, out);
-}
-
 // One layer's weights, or those outside of layers. Extents: this rank's. What an architecture's
 // description lacks is not loaded.
 struct LayerWeights {

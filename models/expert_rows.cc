@@ -115,8 +115,7 @@ void ExpertRows::Run(Backend& backend, std::span<const Linear> gate, std::span<c
   });
   MatMul(backend, Chosen(rows_));
   if (!gates) {
-    backend.Relu(Chosen(up_), Chosen(up_));
-    backend.Multiply(Chosen(up_), Chosen(up_), Chosen(gate_));
+    SquaredRelu(backend, Chosen(up_), Chosen(gate_));
   } else if (limit_ > 0) {
     backend.ClampedSwiGlu(Chosen(gate_), Chosen(up_), limit_, Chosen(gate_));
   } else if (geglu_) {

@@ -21,6 +21,12 @@
 
 namespace treadle {
 
+// out = max(x, 0)^2; x is overwritten. Shapes as Backend::Relu's.
+inline void SquaredRelu(Backend& backend, Tensor x, Tensor out) {
+  backend.Relu(x, x);
+  backend.Multiply(x, x, out);
+}
+
 class ExpertRows {
  public:
   // Memory for an iteration. inner: this rank's.
