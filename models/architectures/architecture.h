@@ -231,8 +231,7 @@ struct Architecture {
   absl::Status (*layer)(const LayerPass& pass, const LayerWeights& weights);
   std::span<const TensorRow> tensors;  // the embedding first; those that a model may lack included
   NormKind norm = NormKind::kRms;
-  bool rotary =
-      true;  // positions rotate Q and K; else they are embedded, if a table of them is there
+  bool rotary = true;  // positions rotate Q and K; else a table embeds them, if there is one
   bool alibi = false;  // or neither: scores fall with the distance (KvView::slopes)
   Presence qkv_bias = Presence::kNever;
   Presence output_bias = Presence::kNever;  // of the attention's output
