@@ -136,7 +136,19 @@ absl::StatusOr<std::string> WithKeysOnce(std::string_view text) {
 
 absl::StatusOr<Json> ReadJsonFile(const std::string& path) {
   TREADLE_ASSIGN_OR_RETURN(const std::unique_ptr<MappedFile> file, MappedFile::Open(path));
-  return ParseJsonObject(file->text(), path);
+  constexpr std::string_view kInfinity = "Infinity";
+  const std::string_view text = file->text();
+  if (text.find(kInfinity) == text.npos) return ParseJsonObject(text, path);
+  std::string finite;
+  for (size_t at = 0; at < text.size();) {
+    const bool number = text.substr(at, kInfinity.size()) == kInfinity;
+    const size_t end = text[at] == '"' ? std::min(BehindString(text, at), text.size())
+                       : number        ? at + kInfinity.size()
+                                       : at + 1;
+    finite += number ? R"({"__float__": "Infinity"})" : text.substr(at, end - at);
+    at = end;
+  }
+  return ParseJsonObject(finite, path);
 }
 
 std::optional<int64_t> IntegerIn(const Json& value, int64_t least, int64_t most) {

@@ -12,7 +12,8 @@
 namespace treadle {
 
 // NotFound if it cannot be opened; InvalidArgument unless it is one JSON object, at most 64 levels
-// deep, in which no object has a key twice.
+// deep, in which no object has a key twice. A number that Python writes as Infinity is read as
+// {"__float__": "Infinity"}, as transformers writes it.
 absl::StatusOr<nlohmann::json> ReadJsonFile(const std::string& path);
 // `text` as a JSON object; `path` is named in the error. InvalidArgument also if there are more
 // than `most_values` strings, keys, arrays and objects, each of which takes up to a hundred bytes.

@@ -101,7 +101,9 @@ absl::StatusOr<KvMemoryPlan> PlanKvMemory(const ModelConfig& config,
   if (automatic) used = std::min(used, request.max_batch_size * request_bytes);
   PageCounts pages;
   for (const PageKind kind : kPageKinds) {
-    const __int128_t fit = need[kind] * used / request_bytes;
+    // A stage whose layers have no pages leaves the others room for all requests of a batch.
+    const __int128_t fit = request_bytes > 0 ? need[kind] * used / request_bytes
+                                             : __int128_t{need[kind]} * request.max_batch_size;
     pages[kind] = static_cast<int64_t>(std::min<__int128_t>(fit, INT32_MAX));  // an id's
   }
   if (!need.FitsIn(pages)) {

@@ -80,11 +80,14 @@ absl::Status LayerPass::RunExperts(const LayerWeights& w, Tensor routed, Tensor 
 
 absl::Status LayerPass::AddExperts(const LayerWeights& w) const {
   TREADLE_RETURN_IF_ERROR(RunExperts(w, ffn_in, ffn_in));
-  const bool shared = w.shared_gate.loaded();
-  if (shared) {
+  const bool shared = w.shared_up.loaded();
+  if (w.shared_gate.loaded()) {
     // gate = sigmoid(w_s x) silu(W_gate x) * W_up x
     MatMul(ffn_in, {w.shared_gate.To(gate), w.shared_up.To(up)});
     backend.SwiGlu(gate, up, gate);
+  } else if (shared) {  // gate = max(W_up x, 0)^2
+    MatMul(ffn_in, {w.shared_up.To(gate)});
+    SquaredRelu(backend, gate, gate);
   }
   if (w.shared_router.loaded()) {
     MatMul(ffn_in, {w.shared_router.To(shared_scale)});
@@ -117,7 +120,7 @@ absl::Status Decoder::AllocateActivations(const LoadOptions& options) {
   const int64_t expert_size = most(
       [](const auto& s, const auto& w) { return w.router.loaded() ? s.ffn.size() : int64_t{0}; });
   const int64_t inner_size = most([](const auto& s, const auto& w) {
-    return w.shared_gate.loaded() ? s.shared.size() : s.ffn.size();
+    return w.shared_up.loaded() ? s.shared.size() : s.ffn.size();
   });
   const auto any = [&](auto asks) { return std::ranges::any_of(owner().layer_weights_, asks); };
   const bool inner = any([](const auto& layer) { return layer.down_type != DType::kF32; });
@@ -202,10 +205,11 @@ LayerPass Decoder::PassOf(size_t index, const KvView& kv, Communicator* ranks, T
   const auto sized = [rows](const Tensor& all, int64_t cols) {
     return all.cols == cols ? all.Rows(0, rows) : DenseTensor(all.data, all.dtype, rows, cols);
   };
-  const int64_t inner = layer.shared_gate.loaded() ? shared.size() : ffn.size();
+  const int64_t inner = layer.shared_up.loaded() ? shared.size() : ffn.size();
   const Tensor gate = sized(gate_, inner);
   const bool rotates =
       architecture_->rotary && config_.Rotates(layers_.begin + static_cast<int64_t>(index));
+  const bool scales = query_scales.bytes() > 0 && (config.query_beta == 0 || !rotates);
   const int64_t dim = config.head_dim;
   const auto made = [&](const Tensor& all, const Linear& by) {
     return by.loaded() ? sized(all, by.weight().n()) : all.Rows(0, rows);
@@ -226,7 +230,7 @@ LayerPass Decoder::PassOf(size_t index, const KvView& kv, Communicator* ranks, T
           .config = config,
           .architecture = *architecture_,
           .rotary = rotates ? &rotary.table() : nullptr,
-          .query_scales = query_scales.bytes() > 0 ? &query_scales.table() : nullptr,
+          .query_scales = scales ? &query_scales.table() : nullptr,
           .sums = sums_,
           .ranks = ranks,
           .kv = kv,
@@ -264,6 +268,7 @@ LayerPass Decoder::PassOf(size_t index, const KvView& kv, Communicator* ranks, T
           .state_out = some(state_out_),
           .state_beta = some(state_beta_),
           .state_decay = some(state_decay_),
+          .state_all = some(state_all_),
           .experts = experts_,
           .expert_use = expert_use_,
           .adapters = adapters_};

@@ -55,7 +55,7 @@ struct LayerWeights {
   Norm post_attention_norm;       // [hidden], of what is added
   Norm post_ffn_norm;             // likewise
   Norm q_norm, k_norm;            // [head_dim], or of all heads of all ranks together
-  Norm v_norm;                    // [head_dim], all ones
+  Norm v_norm;                    // [head_dim], all ones; so may q_norm and k_norm be
   Linear input_gate;              // [layer_embedding, hidden]
   Linear input_projection;        // [hidden, layer_embedding]
   Norm post_input_norm;           // [hidden], of what these add
@@ -140,6 +140,7 @@ struct LayerPass {
   Tensor state_in;      // [num_tokens, channels]; this and those below: of layers that keep a state
   Tensor state_gate, state_out;    // [num_tokens, state_heads * state_value_dim]
   Tensor state_beta, state_decay;  // [num_tokens, state_heads]
+  Tensor state_all;                // [num_tokens, values of all ranks], where these share key heads
   ExpertRows& experts;
   ExpertUse& expert_use;
   AdapterRows& adapters;
@@ -165,6 +166,9 @@ struct LayerPass {
   void MultiplyByHead(Tensor x, std::span<const Linear> weights, Tensor out) const;
   // hidden += what a layer that keeps a state makes of x, [num_tokens, hidden].
   absl::Status AddState(const LayerWeights& weights, Tensor x) const;
+  // Mamba 2's norm of state_out, in place: of all value heads of a key head together, which several
+  // ranks may hold.
+  absl::Status NormalizeState(const Norm& by) const;
   void RotateAlone(Tensor x, const RotaryTable& by) const;
   // hidden += norm(W x + b), of the sum over all ranks; without a norm where it is not loaded.
   absl::Status AddProduct(const Linear& linear, Tensor x, const Norm& by = {}) const;
@@ -247,7 +251,8 @@ class Decoder : public Model {
   absl::Status LoadRotary(const Checkpoint& checkpoint, int64_t max_positions);
   absl::Status LoadSlopes();
   absl::Status LoadScale();
-  absl::Status LoadValueNorm(const ModelConfig& layer, LayerWeights& weights);
+  // Norms of heads that are all ones: of queries and keys, or of values.
+  absl::Status LoadUnitNorms(size_t index);
   // A factor of rows [*, hidden], as a norm.
   absl::StatusOr<Norm> Factor(double factor);
   std::vector<ShardRange> PartsOf(Extent extent, const LayerShape& shape) const;
@@ -301,7 +306,7 @@ class Decoder : public Model {
   Tensor shared_scale_;  // [num_tokens, 1]
   Tensor half_;          // [num_tokens, hidden], where halves of layers are normalized
   Tensor layer_inputs_;  // [num_tokens, layers * layer_embedding], where layers have their own
-  Tensor state_in_, state_gate_, state_out_, state_beta_, state_decay_;  // as LayerPass'
+  Tensor state_in_, state_gate_, state_out_, state_beta_, state_decay_, state_all_;  // LayerPass'
 };
 
 }  // namespace treadle

@@ -150,9 +150,7 @@ absl::Status Decoder::Load(const Checkpoint& checkpoint, const LoadOptions& opti
   }
   if (architecture_->alibi) TREADLE_RETURN_IF_ERROR(LoadSlopes());
   if (Needs(Part::kEmbedding)) TREADLE_RETURN_IF_ERROR(LoadScale());
-  for (size_t i = 0; architecture_->values_normalized && i < shapes_.size(); ++i) {
-    TREADLE_RETURN_IF_ERROR(LoadValueNorm(shapes_[i].config, layer_weights_[i]));
-  }
+  for (size_t i = 0; i < layer_weights_.size(); ++i) TREADLE_RETURN_IF_ERROR(LoadUnitNorms(i));
   table_bytes_ = rotary_.bytes() + local_rotary_.bytes() + query_scales_.bytes();
   weight_bytes_ = loader.weight_bytes() + table_bytes_;
   linears_ = loader.linears();
@@ -216,7 +214,8 @@ absl::Status Decoder::LoadTensor(WeightLoader& loader, const TensorRow& row,
     ShardRange part;
     if (row.rows == Extent::kStateValues) {  // of each key head's by themselves
       norm.cols = n / config_.state_key_heads;
-      part = StatePartsOf(row.rows)[0];
+      const ShardRange keys = StateKeyHeads(config_, shard_);
+      part = {keys.begin * norm.cols, keys.end * norm.cols};
     }
     const bool counts_from_zero = gguf || row.part == Part::kStateNorm;
     const float more = counts_from_zero ? 0 : architecture_->hugging_face_gain;
@@ -360,11 +359,13 @@ absl::Status Decoder::LoadRotary(const Checkpoint& checkpoint, int64_t max_posit
                                        [scale](int64_t) { return scale; }));
   if (ScalesQueries(config_, max_positions)) {  // turned by no angle
     const std::vector<float> still(static_cast<size_t>(config_.head_dim / 2));
+    const bool all = config_.query_beta == 0;  // layers, with YaRN
+    const double beta = all ? config_.yarn->query_beta : config_.query_beta;
     TREADLE_ASSIGN_OR_RETURN(
-        query_scales_,
-        RotaryEmbedding::Create(still, max_positions, backend_, [&](int64_t position) {
-          const auto times = static_cast<double>(position / config_.yarn->original_context);
-          return static_cast<float>(1 + config_.yarn->query_beta * std::log1p(times));
+        query_scales_, RotaryEmbedding::Create(still, max_positions, backend_, [&](int64_t at) {
+          const int64_t times =
+              all ? at / config_.yarn->original_context : (at + 1) / config_.query_floor;
+          return static_cast<float>(1 + beta * std::log1p(static_cast<double>(times)));
         }));
   }
   if (config_.local_rope_base == 0) return absl::OkStatus();

@@ -30,12 +30,7 @@ absl::Status LayerPass::AddState(const LayerWeights& w, Tensor x) const {
     backend.GatedDelta(state_in, state_decay, Tensor(), Values(w.decay_rates),
                        Values(w.decay_biases), Values(w.state_skips), kv, state_out);
     backend.SwiGlu(state_gate, state_out, state_out);
-    const int64_t cols = w.state_norm.cols;
-    for (int64_t i = 0; i < state_out.cols; i += cols) {
-      const Tensor of_key_head = state_out.Cols(i, cols);
-      backend.RmsNorm(of_key_head, Values(w.state_norm.gain) + i, w.state_norm.epsilon,
-                      /*accumulate=*/false, of_key_head);
-    }
+    TREADLE_RETURN_IF_ERROR(NormalizeState(w.state_norm));
     return AddProduct(w.state_output, state_out);
   }
   // hidden += W_out (norm(state read) * silu(W_z x)), in each value head.
@@ -49,19 +44,36 @@ absl::Status LayerPass::AddState(const LayerWeights& w, Tensor x) const {
   return AddProduct(w.state_output, state_out);
 }
 
+absl::Status LayerPass::NormalizeState(const Norm& by) const {
+  const auto normalize = [&](Tensor of_key_head, int64_t first) {
+    backend.RmsNorm(of_key_head, Values(by.gain) + first, by.epsilon, /*accumulate=*/false,
+                    of_key_head);
+  };
+  const int64_t own = state_out.cols;
+  if (own < by.cols) {  // a part of a key head's
+    TREADLE_RETURN_IF_ERROR(sums.Gather(backend, *ranks, state_out, state_all));
+    const int64_t first = ranks->rank() * own;
+    normalize(state_all.Cols(first / by.cols * by.cols, by.cols), 0);
+    backend.Copy(state_all.Cols(first, own), state_out);
+    return absl::OkStatus();
+  }
+  for (int64_t i = 0; i < own; i += by.cols) normalize(state_out.Cols(i, by.cols), i);
+  return absl::OkStatus();
+}
+
 // Value heads that take turns are in as many ranges as a key head has of them. Channels of a
 // convolution are heads by themselves.
 std::vector<ShardRange> Decoder::ValueHeads() const {
+  if (!config_.tiled_states || shard_.size == 1) return {PartOf(config_.state_heads, 1, shard_)};
   const int64_t all = config_.StateUnits(), group = config_.state_heads / all;
   const ShardRange units = PartOf(all, 1, shard_);
-  if (!config_.tiled_states || shard_.size == 1) return {{units.begin * group, units.end * group}};
   std::vector<ShardRange> heads;
   for (int64_t i = 0; i < group; ++i) heads.push_back({i * all + units.begin, i * all + units.end});
   return heads;
 }
 
 std::vector<ShardRange> Decoder::ChannelParts() const {
-  const ShardRange keys = PartOf(config_.state_key_heads, 1, shard_);
+  const ShardRange keys = StateKeyHeads(config_, shard_);
   const int64_t dim = config_.state_key_dim, all = config_.state_key_heads * dim;
   std::vector<ShardRange> parts;
   if (all > 0) {
@@ -139,6 +151,11 @@ absl::Status Decoder::AllocateStates() {
   TREADLE_ASSIGN_OR_RETURN(state_in_, activations_->Add(state.channels));
   TREADLE_ASSIGN_OR_RETURN(state_gate_, activations_->Add(values));
   TREADLE_ASSIGN_OR_RETURN(state_out_, activations_->Add(values));
+  if (architecture_->states == StateKind::kMamba2 &&
+      state.key_heads * shard_.size > config_.state_key_heads) {
+    TREADLE_ASSIGN_OR_RETURN(state_all_, activations_->Add(SizeOf(Extent::kStateValues, config_)));
+    TREADLE_RETURN_IF_ERROR(sums_.AllocateGather(*activations_, state_all_.cols));
+  }
   if (architecture_->states != StateKind::kMamba2) {
     TREADLE_ASSIGN_OR_RETURN(state_beta_, activations_->Add(heads));
   }

@@ -12,6 +12,7 @@ absl::Status ExpertRows::Allocate(Activations& activations, const ModelConfig& c
   per_row_ = config.experts_per_token;
   limit_ = ArchitectureOf(config).swiglu_limit;
   geglu_ = ArchitectureOf(config).geglu;
+  gated_ = ArchitectureOf(config).gated_rows;
   const int64_t items = max_rows * per_row_;
   const auto add = [&](Tensor& tensor, int64_t rows, int64_t cols) -> absl::Status {
     TREADLE_ASSIGN_OR_RETURN(tensor, activations.Add(rows / max_rows * cols));
@@ -24,10 +25,12 @@ absl::Status ExpertRows::Allocate(Activations& activations, const ModelConfig& c
   TREADLE_RETURN_IF_ERROR(add(rows_, items, config.hidden));
   TREADLE_RETURN_IF_ERROR(add(gate_, items, inner));
   TREADLE_RETURN_IF_ERROR(add(up_, items, inner));
+  if (gated_) TREADLE_RETURN_IF_ERROR(add(logit_, items, 1));
   first_.resize(static_cast<size_t>(config.experts) + 1);
   host_ids_.reserve(static_cast<size_t>(items));
   order_.reserve(static_cast<size_t>(items));
   places_.reserve(static_cast<size_t>(items));
+  logits_of_.reserve(static_cast<size_t>(items));
   linear_.reserve(2 * static_cast<size_t>(config.experts));
   return absl::OkStatus();
 }
@@ -68,6 +71,11 @@ absl::Status ExpertRows::Route(Backend& backend, const Linear& router, const Rou
     order_[place] = static_cast<int32_t>(static_cast<int64_t>(i) / per_row_);
     places_[i] = place;
   }
+  logits_of_.resize(gated_ ? items : 0);
+  for (size_t i = 0; i < logits_of_.size(); ++i) {
+    logits_of_[static_cast<size_t>(places_[i])] = static_cast<int32_t>(
+        static_cast<int64_t>(i) / per_row_ * logits_.cols + static_cast<int64_t>(host_ids_[i]));
+  }
   std::shift_right(first_.begin(), first_.end(), 1);  // each has become the next one's
   first_[0] = 0;
   row_adapters_.clear();
@@ -80,6 +88,7 @@ absl::Status ExpertRows::Route(Backend& backend, const Linear& router, const Rou
 
 void ExpertRows::Run(Backend& backend, std::span<const Linear> gate, std::span<const Linear> up,
                      std::span<const Linear> down, Tensor x) {
+  const bool gates = !gate.empty();
   const auto for_each = [&](const auto& add) {
     linear_.clear();
     for (size_t i = 0; i + 1 < first_.size(); ++i) {
@@ -87,13 +96,20 @@ void ExpertRows::Run(Backend& backend, std::span<const Linear> gate, std::span<c
     }
   };
   backend.Gather(x, order_, Chosen(rows_));
+  if (gated_) {
+    const Tensor logits = DenseTensor(logits_.data, DType::kF32, x.rows * logits_.cols, 1);
+    backend.Gather(logits, logits_of_, Chosen(logit_));
+    backend.SigmoidGate(Chosen(logit_), Chosen(rows_), Chosen(rows_));
+  }
   for_each([&](size_t expert, int64_t first, int64_t count) {
-    linear_.push_back(gate[expert].To(gate_.Rows(first, count)));
+    if (gates) linear_.push_back(gate[expert].To(gate_.Rows(first, count)));
     linear_.push_back(up[expert].To(up_.Rows(first, count)));
-    for (Projection& product : std::span(linear_).last(2)) product.first_row = first;
+    for (Projection& product : std::span(linear_).last(gates ? 2 : 1)) product.first_row = first;
   });
   MatMul(backend, Chosen(rows_));
-  if (limit_ > 0) {
+  if (!gates) {
+    SquaredRelu(backend, Chosen(up_), Chosen(gate_));
+  } else if (limit_ > 0) {
     backend.ClampedSwiGlu(Chosen(gate_), Chosen(up_), limit_, Chosen(gate_));
   } else if (geglu_) {
     backend.GeGlu(Chosen(gate_), Chosen(up_), Chosen(gate_));

@@ -52,17 +52,24 @@ absl::StatusOr<Norm> Decoder::Factor(double factor) {
   return norm;
 }
 
-// Loads it for a layer that has values of its own.
-absl::Status Decoder::LoadValueNorm(const ModelConfig& layer, LayerWeights& weights) {
-  if (!weights.k.loaded()) return absl::OkStatus();
-  Norm& norm = weights.v_norm;
-  norm.epsilon = layer.norm_epsilon;
-  norm.cols = layer.head_dim;
-  const std::vector<float> ones(static_cast<size_t>(norm.cols), 1.0f);
+absl::Status Decoder::LoadUnitNorms(size_t index) {
+  const ModelConfig& config = shapes_[index].config;
+  LayerWeights& weights = layer_weights_[index];
+  if (!weights.k.loaded()) return absl::OkStatus();  // values are an earlier layer's
+  const std::vector<float> ones(static_cast<size_t>(config.head_dim), 1.0f);
   const size_t bytes = ones.size() * sizeof(float);
-  TREADLE_ASSIGN_OR_RETURN(norm.gain, backend_.Allocate(bytes));
-  backend_.CopyToDevice(norm.gain.data(), ones.data(), bytes);
-  return absl::OkStatus();
+  const auto load = [&](Norm& norm) -> absl::Status {
+    norm.epsilon = config.norm_epsilon;
+    norm.cols = config.head_dim;
+    TREADLE_ASSIGN_OR_RETURN(norm.gain, backend_.Allocate(bytes));
+    backend_.CopyToDevice(norm.gain.data(), ones.data(), bytes);
+    return absl::OkStatus();
+  };
+  if (architecture_->values_normalized) TREADLE_RETURN_IF_ERROR(load(weights.v_norm));
+  const bool rotates = config.Rotates(layers_.begin + static_cast<int64_t>(index));
+  if (!architecture_->unit_head_norms || !config.head_norms || !rotates) return absl::OkStatus();
+  TREADLE_RETURN_IF_ERROR(load(weights.q_norm));
+  return load(weights.k_norm);
 }
 
 absl::Status Decoder::Embed(const Batch& batch, Communicator* ranks, Tensor out) {

@@ -49,8 +49,9 @@ absl::StatusOr<std::unique_ptr<Model>> Model::Load(const Checkpoint& checkpoint,
   }
   if (complete.max_context == 0) complete.max_context = config.context;
   if (complete.max_context < 1 || complete.max_context > config.context) {
-    return InvalidArgument(checkpoint.path(), ": context of ", complete.max_context,
-                           ", expected 1 to ", config.context);
+    return InvalidArgument(
+        checkpoint.path(), ": context of ", complete.max_context, ", expected 1 to ",
+        config.context, config.context == config.attention_chunk ? ", its attention's chunk" : "");
   }
   auto model = std::make_unique<Decoder>(backend);
   const absl::Status loaded = model->Load(checkpoint, complete);

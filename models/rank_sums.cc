@@ -35,6 +35,25 @@ absl::Status RankSums::Sum(Communicator* ranks, bool accumulate, Tensor out, Par
   return AllReduce(*ranks, partial, accumulate, out);
 }
 
+absl::Status RankSums::AllocateGather(Activations& activations, int64_t cols) {
+  TREADLE_ASSIGN_OR_RETURN(gathered_, activations.Add(cols));
+  return absl::OkStatus();
+}
+
+absl::Status RankSums::Gather(Backend& backend, Communicator& ranks, Tensor part, Tensor out) {
+  TREADLE_CHECK(part.stride == part.cols && out.stride == out.cols);
+  const int64_t size = ranks.size(), rows = part.rows;
+  const auto bytes = static_cast<size_t>(rows * part.cols) * sizeof(float);
+  TREADLE_RETURN_IF_ERROR(ranks.AllGather(part.data, bytes, gathered_.data));
+  order_.clear();
+  for (int64_t i = 0; i < rows * size; ++i) {
+    order_.push_back(static_cast<int32_t>(i % size * rows + i / size));
+  }
+  backend.Gather(DenseTensor(gathered_.data, DType::kF32, rows * size, part.cols), order_,
+                 DenseTensor(out.data, DType::kF32, rows * size, part.cols));
+  return absl::OkStatus();
+}
+
 absl::Status RankSums::Embed(Backend& backend, const Linear& table, ShardRange part,
                              std::span<const int32_t> ids, Communicator* ranks, Tensor hidden) {
   const int32_t first = ranks == nullptr ? 0 : static_cast<int32_t>(part.begin);

@@ -59,7 +59,7 @@ std::string Obstacle(const ModelConfig& config, const Unit& attention, const Uni
       return Str(cut(attention), ", and a rank would hold ", columns);
     }
   }
-  if (config.HasStates() && config.StateUnits() % size != 0) {
+  if (config.HasStates() && config.StateUnits() % size != 0 && !SharesKeyHeads(config, size)) {
     return Str(config.StateUnits(),
                config.state_key_heads > 0 ? " key heads of states" : " channels of convolutions",
                " cannot be divided by ", size);
@@ -72,7 +72,8 @@ std::string Obstacle(const ModelConfig& config, const Unit& attention, const Uni
   }
   int64_t inner = config.ffn_hidden;
   if (config.shared_hidden > 0) inner = std::min(inner, config.shared_hidden);
-  if (config.dense_layers > 0) inner = std::min(inner, config.dense_hidden);
+  if (config.dense_layers > 0 || config.mixed_every > 1)
+    inner = std::min(inner, config.dense_hidden);
   if (inner / ffn.columns < size) {
     if (ffn.tensor == nullptr) return Str("there are only ", inner, " inner features");
     return Str(cut(ffn), ", and there are only ", inner);
@@ -108,7 +109,25 @@ ShardRange FfnFeatures(const Checkpoint& checkpoint, const WeightPlan& weights, 
   return PartOf(features, features / aligned >= shard.size ? aligned : unit, shard);
 }
 
+bool SharesKeyHeads(const ModelConfig& config, int size) {
+  return config.HasStates() && ArchitectureOf(config).states == StateKind::kMamba2 &&
+         size > config.state_key_heads && size % config.state_key_heads == 0 &&
+         config.state_heads % size == 0;
+}
+
+ShardRange StateKeyHeads(const ModelConfig& config, Shard shard) {
+  if (shard.size <= config.state_key_heads) return PartOf(config.state_key_heads, 1, shard);
+  const int64_t head = shard.rank * config.state_key_heads / shard.size;
+  return {head, head + 1};
+}
+
 StateLayout StateLayoutOf(const ModelConfig& config, Shard shard) {
+  if (SharesKeyHeads(config, shard.size)) {
+    ModelConfig own = config;
+    own.state_key_heads = 1;
+    own.state_heads = config.state_heads / shard.size;
+    return StateOf(own, 1);
+  }
   return StateOf(config, PartOf(config.StateUnits(), 1, shard).size());
 }
 

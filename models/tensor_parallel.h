@@ -22,6 +22,10 @@ ShardRange PartOf(int64_t total, int64_t unit, Shard shard);
 
 ShardRange QueryHeads(const ModelConfig& config, Shard shard);
 ShardRange KvHeads(const ModelConfig& config, Shard shard);
+// Key heads of states. Of Mamba 2, more ranks than there are hold the same one, with a part of its
+// value heads each, where these divide.
+ShardRange StateKeyHeads(const ModelConfig& config, Shard shard);
+bool SharesKeyHeads(const ModelConfig& config, int size);
 // The feed-forward network's inner features: cut where every layer's down projection, in the format
 // it is loaded in, can be, and at whole 64s where there are enough of them (so that blocks of
 // weights and activations stay as they are on one rank).

@@ -75,7 +75,7 @@ absl::StatusOr<KvCache> KvCache::Create(Backend& backend, const Model& model,
                              " layers are more bytes than a 64-bit integer holds");
     }
   }
-  const auto size = static_cast<size_t>(bytes);
+  const auto size = static_cast<size_t>(std::max<int64_t>(bytes, 1));  // no layer may have pages
   absl::StatusOr<Buffer> memory =
       options.memory == nullptr ? backend.Allocate(size) : options.memory->Take(size);
   if (absl::IsResourceExhausted(memory.status())) {
@@ -98,10 +98,11 @@ absl::StatusOr<KvCache> KvCache::Create(Backend& backend, const Model& model,
   for (int64_t layer = begin; layer < end; ++layer) {
     const PageKind kind = config.HasRing(layer) ? PageKind::kWindow : PageKind::kWhole;
     if (!config.HasKv(layer)) {
-      cache.layers_.push_back(cache.layers_[static_cast<size_t>(config.KvSource(layer) - begin)]);
+      const auto source = static_cast<size_t>(config.KvSource(layer) - begin);
+      cache.layers_.push_back(source < cache.layers_.size() ? cache.layers_[source] : nullptr);
       continue;
     }
-    cache.kinds_.push_back(kind);
+    cache.own_.emplace_back(kind, part[kind]);
     cache.layers_.push_back(part[kind]);
     part[kind] += layouts[kind].PageBytes();
   }
@@ -130,8 +131,8 @@ void KvCache::CopyPages(const ByKind<std::vector<PageCopy>>& copies) {
       const std::span<const PageCopy> together = left.first(Independent(left));
       left = left.subspan(together.size());
       tags_.ClearCopies(kind, together);
-      for (size_t layer = 0; layer < kinds_.size(); ++layer) {
-        if (kinds_[layer] == kind) backend_->CopyPages(layouts_[kind], layers_[layer], together);
+      for (const auto& [of_kind, pages] : own_) {
+        if (of_kind == kind) backend_->CopyPages(layouts_[kind], pages, together);
       }
       tags_.SetCopies(kind, together);
     }

@@ -78,7 +78,7 @@ class KvCache {
   ByKind<std::byte*> first_;  // the first page of a kind, in memory_
   // The first page's part of each layer; of one without K/V of its own, the layer's that it reads.
   std::vector<std::byte*> layers_;
-  std::vector<PageKind> kinds_;  // of layers_ with K/V of their own, which are the first ones
+  std::vector<std::pair<PageKind, std::byte*>> own_;  // of layers_, those with pages of their own
 };
 
 }  // namespace treadle

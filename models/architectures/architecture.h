@@ -177,7 +177,8 @@ struct TensorRow {
 
 // How folders keep the experts of a layer: apart, or all in one tensor (fused_experts.h), with the
 // rows of an expert's gate and up by turns, or first those of the gate.
-enum class FusedExperts { kNever, kByTurns, kByHalves };
+// The last: matrices are [in, out], with the gate's columns first.
+enum class FusedExperts { kNever, kByTurns, kByHalves, kByHalvesTransposed };
 
 enum class NormKind { kRms, kLayer };  // the second has biases
 
@@ -230,7 +231,7 @@ struct Architecture {
   absl::Status (*layer)(const LayerPass& pass, const LayerWeights& weights);
   std::span<const TensorRow> tensors;  // the embedding first; those that a model may lack included
   NormKind norm = NormKind::kRms;
-  bool rotary = true;  // positions rotate Q and K; else they are embedded
+  bool rotary = true;  // positions rotate Q and K; else a table embeds them, if there is one
   bool alibi = false;  // or neither: scores fall with the distance (KvView::slopes)
   Presence qkv_bias = Presence::kNever;
   Presence output_bias = Presence::kNever;  // of the attention's output
@@ -245,9 +246,14 @@ struct Architecture {
   bool local_base = false;         // local layers rotate by a base of their own
   bool local_heads = false;        // and have heads of their own (ModelConfig::local_head_dim)
   bool values_normalized = false;  // each head's, without a gain
-  bool local_unscaled = false;     // or by the base of all, which nothing scales for them
+  // Likewise queries and keys, in layers that rotate (ModelConfig::head_norms).
+  bool unit_head_norms = false;
+  bool local_unscaled = false;  // or by the base of all, which nothing scales for them
   // ModelConfig::unrotated_every, where a file leaves it out; null: all layers rotate.
   int64_t (*unrotated_every)(const ModelConfig&) = nullptr;
+  // Layers that rotate attend within chunks, and queries of the others grow
+  // (ModelConfig::attention_chunk and query_beta).
+  bool chunked = false;
   // All layers rotate or none does, as files say: "position_embedding_type" in config.json.
   bool may_not_rotate = false;
   bool xielu = false;  // nothing gates: the activation is an xIELU
@@ -257,6 +263,7 @@ struct Architecture {
   bool grouped = true;  // heads of any size may share K and V; else all are one hidden size's
   StateKind states = StateKind::kNone;  // of some layers (ModelConfig::state_layers)
   bool gated_attention = false;         // ModelConfig's
+  bool one_block = false;               // layers are one block each (ModelConfig::ffn_layers)
   ConfigJson config_json;
   std::string_view hugging_face_layers = "model.layers.";  // before a layer's number
   std::string_view hugging_face_prefix = {};               // before all but the head, in some files
@@ -269,15 +276,19 @@ struct Architecture {
   // Folders order the rows of Q, K and V in one matrix by K/V heads: the queries that read the
   // first, it, its values; the second's; and so on. Inside, and in GGUF, all queries come first.
   bool hugging_face_qkv_by_heads = false;
-  int64_t position_offset = 0;  // the table of positions begins with so many that no token has
+  int64_t position_offset = 0;      // the table of positions begins with so many that no token has
+  bool gguf_layer_epsilon = false;  // GGUF calls the epsilon of its norms that of layer norms
   std::string_view gguf_second_norm = {};  // a model that lacks it has one norm a layer
   bool gguf_elsewhere = true;              // llama.cpp reads GGUF files of it
   bool experts = false;                    // in every layer, or but for the first ones:
   bool dense_first = false;                // ModelConfig::dense_layers
-  bool shared_expert = false;              // beside them (ModelConfig::shared_hidden)
-  bool sigmoid_router = false;             // Routing::sigmoid
-  bool grouped_experts = false;            // Routing::groups; and ModelConfig::shared_experts
-  bool latent = false;                     // latent attention (ModelConfig::latent_dim)
+  bool dense_between = false;              // ModelConfig::mixed_every
+  // A row goes to one expert, which reads it multiplied by the sigmoid of the expert's logit.
+  bool gated_rows = false;
+  bool shared_expert = false;         // beside them (ModelConfig::shared_hidden)
+  bool sigmoid_router = false;        // Routing::sigmoid
+  bool grouped_experts = false;       // Routing::groups; and ModelConfig::shared_experts
+  bool latent = false;                // latent attention (ModelConfig::latent_dim)
   bool unnormalized_experts = false;  // no ModelConfig::normalized_experts, where a file is silent
   float swiglu_limit = 0;             // of experts (Backend::ClampedSwiGlu); 0: SwiGLU
   FusedExperts hugging_face_experts = FusedExperts::kNever;
@@ -298,10 +309,17 @@ inline constexpr double kLocalRopeBase = 10000;
 inline constexpr int64_t kAttentionEvery = 4;
 
 // The key of the norms' epsilon, behind the architecture's name.
+inline constexpr const char* kRmsEpsilonKey = "attention.layer_norm_rms_epsilon";
 inline const char* GgufEpsilonKey(const Architecture& architecture) {
-  return architecture.norm == NormKind::kRms ? "attention.layer_norm_rms_epsilon"
-                                             : "attention.layer_norm_epsilon";
+  const bool rms = architecture.norm == NormKind::kRms && !architecture.gguf_layer_epsilon;
+  return rms ? kRmsEpsilonKey : "attention.layer_norm_epsilon";
 }
+
+// ModelConfig::attention_chunk, query_floor and query_beta, and head_norms by the number of
+// experts, where a file does not say them, as no .gguf file does (llama.cpp's llama4).
+inline constexpr int64_t kChunk = 8192, kQueryFloor = 8192;
+inline constexpr double kOwnQueryBeta = 0.1;
+inline constexpr int64_t kExpertsWithoutHeadNorms = 128;
 
 // The metadata of an Apertus file that lists a number of each layer: its prefix, before "alpha_p".
 inline constexpr std::string_view kGgufXielu = "xielu.";

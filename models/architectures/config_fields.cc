@@ -14,6 +14,13 @@ constexpr double kBelowOne = 0x1.fffffep-1;
 constexpr double kMaxSize = 0x1p40;  // of what nothing is allocated for
 
 constexpr bool (*kRotary)(const Architecture&) = [](const Architecture& a) { return a.rotary; };
+constexpr bool (*kHeadDim)(const Architecture&) = [](const Architecture& a) {
+  return a.rotary || a.one_block;
+};
+constexpr bool (*kChunked)(const Architecture&) = [](const Architecture& a) { return a.chunked; };
+constexpr bool (*kBetween)(const Architecture&) = [](const Architecture& a) {
+  return a.dense_between;
+};
 constexpr bool (*kLocal)(const Architecture&) = [](const Architecture& a) {
   return a.local_layers == Presence::kAlways;
 };
@@ -62,8 +69,8 @@ constexpr ConfigField<C> kModel[] = {
      nullptr, kLocalHeads},
     {"kv_heads", &C::kv_heads, "K/V heads", 1, 1 << 14, "num_key_value_heads",
      "attention.head_count_kv", nullptr, [](const C& c) { return c.heads; }},
-    {"head_dim", &C::head_dim, "head size", 1, 1 << 12, "head_dim", "attention.key_length", kRotary,
-     [](const C& c) { return c.hidden / c.heads; }},
+    {"head_dim", &C::head_dim, "head size", 1, 1 << 12, "head_dim", "attention.key_length",
+     kHeadDim, [](const C& c) { return c.hidden / c.heads; }},
     {"local_head_dim", &C::local_head_dim, "head size of local layers", 1, 1 << 12, nullptr,
      "attention.key_length_swa", kLocalHeads},
     {"shared_kv_layers", &C::shared_kv_layers, "layers that share K and V", 0, 1 << 12,
@@ -110,6 +117,10 @@ constexpr ConfigField<C> kModel[] = {
     {"local_rope_base", &C::local_rope_base, "rope base of local layers", kSmallest, kLargest,
      "rope_local_base_freq", "rope.freq_base_swa", kLocalBase},
     {"unrotated_every", &C::unrotated_every, "layers per one that does not rotate", 0, 1 << 24},
+    {"query_beta", &C::query_beta, "attn_scale", 0, kLargest, "attn_scale", nullptr, kChunked},
+    {"query_floor", &C::query_floor, "floor_scale", 1, 1 << 24, "floor_scale", nullptr, kChunked},
+    {"attention_chunk", &C::attention_chunk, "chunks of attention", 0, 1 << 24,
+     "attention_chunk_size", nullptr, kChunked},
     {"experts", &C::experts, "experts", 1, 1 << 12, "num_local_experts", "expert_count", kExperts,
      nullptr, "num_experts"},
     {"experts_per_token", &C::experts_per_token, "experts per token", 1, 1 << 12,
@@ -130,6 +141,9 @@ constexpr ConfigField<C> kModel[] = {
      "first_k_dense_replace", "leading_dense_block_count", kDense},
     {"dense_hidden", &C::dense_hidden, "feed-forward size of layers without experts", 1, 1 << 22,
      "intermediate_size", nullptr, kDense},
+    {"mixed_every", &C::mixed_every, "layers per one with experts", 0, 1 << 12,
+     "interleave_moe_layer_step", "interleave_moe_layer_step", kBetween},
+    {"ffn_layers", &C::ffn_layers, "a layer that is a feed-forward network", 0, 1 << 12},
     {"state_layers", &C::state_layers, "a layer that keeps a state", 0, 1 << 12},
     {"state_key_heads", &C::state_key_heads, "key heads of states", 1, 1 << 14,
      "linear_num_key_heads", "ssm.group_count", kHeadStates},

@@ -108,6 +108,13 @@ struct ModelConfig {
   double local_rope_base = 0;  // of local layers, which nothing scales; 0: they rotate as others do
   // The last of every so many layers has no rotary embedding; 0: all layers have it.
   int64_t unrotated_every = 0;
+  // Queries at position p of layers without one are multiplied by 1 + query_beta ln(1 + floor((p +
+  // 1) / query_floor)).
+  double query_beta = 0;
+  int64_t query_floor = 0;
+  // Layers with one attend within chunks of so many positions; the context ends with the first
+  // chunk. 0: there are none.
+  int64_t attention_chunk = 0;
   bool Rotates(int64_t layer) const {
     return unrotated_every == 0 || (layer + 1) % unrotated_every != 0;
   }
@@ -124,7 +131,11 @@ struct ModelConfig {
   int64_t shared_experts = 0;  // so many of ffn_hidden each, side by side; 0: files say a size
   int64_t dense_layers = 0;    // the first ones, which have a network for all rows instead
   int64_t dense_hidden = 0;    // its inner features
-  bool Mixes(int64_t layer) const { return experts > 0 && layer >= dense_layers; }
+  int64_t mixed_every = 0;     // of the others, the last of every so many has experts; 0: all
+  bool Mixes(int64_t layer) const {
+    return experts > 0 && layer >= dense_layers &&
+           (mixed_every == 0 || (layer + 1) % mixed_every == 0);
+  }
 
   // The numbers of the layers that keep a state of fixed size instead of K and V
   // (kernels/state_layout.h), ascending. Convolutions alone have a value head for each channel.
@@ -135,6 +146,12 @@ struct ModelConfig {
   int64_t state_value_dim = 0;
   int64_t conv_taps = 0;      // positions that the convolution sees
   bool tiled_states = false;  // StateLayout::tiled
+  // The numbers of the layers that are a feed-forward network alone, ascending; the others then
+  // attend or keep a state, and have no such network. Empty: layers are halves of both kinds.
+  std::vector<double> ffn_layers;
+  bool IsFfn(int64_t layer) const {
+    return std::ranges::binary_search(ffn_layers, static_cast<double>(layer));
+  }
   // The number of what ranks divide of a state: key heads, or channels of a convolution alone.
   int64_t StateUnits() const { return state_key_heads > 0 ? state_key_heads : state_heads; }
   bool HasStates() const { return !state_layers.empty(); }
@@ -168,10 +185,11 @@ struct ModelConfig {
   int64_t KvHeads(bool local) const {
     return local && local_kv_heads > 0 ? local_kv_heads : kv_heads;
   }
-  bool HasKv(int64_t layer) const { return layer < layers - shared_kv_layers; }
-  // The layer whose K and V this one reads: itself, or an earlier one; -1: there is none.
+  bool HasKv(int64_t layer) const { return layer < layers - shared_kv_layers && !IsFfn(layer); }
+  // The layer whose K and V this one reads: itself, also where it reads none, or an earlier one;
+  // -1: there is none.
   int64_t KvSource(int64_t layer) const {
-    int64_t source = HasKv(layer) ? layer : layers - shared_kv_layers - 1;
+    int64_t source = HasKv(layer) || IsFfn(layer) ? layer : layers - shared_kv_layers - 1;
     while (source >= 0 && Local(source) != Local(layer)) --source;
     return source;
   }

@@ -17,11 +17,12 @@ inline constexpr float kUnrotated = 1e30f;
 // Frequency of each pair, [rope_dim / 2]. `factors`, if not empty, divide them (GGUF's rope_freqs).
 std::vector<float> RotaryFrequencies(const ModelConfig& config, std::span<const float> factors);
 
-// Whether queries are multiplied by a factor of their position (Yarn::query_beta), which is 1
-// within the context of training.
+// Whether queries are multiplied by a factor of their position (Yarn::query_beta, ModelConfig's),
+// which is 1 within the context of training.
 inline bool ScalesQueries(const ModelConfig& config, int64_t max_positions) {
-  return config.yarn && config.yarn->query_beta > 0 &&
-         max_positions > config.yarn->original_context;
+  return (config.yarn && config.yarn->query_beta > 0 &&
+          max_positions > config.yarn->original_context) ||
+         (config.query_beta > 0 && max_positions >= config.query_floor);
 }
 
 // The tables on the device. Thread safety: constant.

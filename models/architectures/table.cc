@@ -16,27 +16,30 @@
 #include "models/architectures/gpt_neox.h"
 #include "models/architectures/gpt_oss.h"
 #include "models/architectures/granite.h"
-#include "models/architectures/hunyuan.h"
 #include "models/architectures/lfm2.h"
 #include "models/architectures/llama.h"
+#include "models/architectures/llama4.h"
 #include "models/architectures/llama_like.h"
+#include "models/architectures/nemotron.h"
 #include "models/architectures/olmo.h"
 #include "models/architectures/opt.h"
 #include "models/architectures/phi3.h"
 #include "models/architectures/qwen.h"
 #include "models/architectures/qwen35.h"
-#include "models/architectures/smollm3.h"
 
 namespace treadle {
 namespace {
 
 constexpr Architecture kArchitectures[] = {
-    kLlama,     kGpt2,       kQwen2,     kQwen3,   kGptNeoX,  kOpt,           kFalcon,
-    kPhi3,      kGemma3,     kBloom,     kMixtral, kQwen3Moe, kGptOss,        kSmolLm3,
-    kGranite,   kGranite4,   kOlmo2,     kSeedOss, kGlm4,     kExaone4,       kErnie45,
-    kHunyuan,   kMinistral3, kGemma4,    kApertus, kQwen35,   kQwen2Moe,      kQwen35Moe,
-    kQwen3Next, kGlm4Moe,    kMiniMaxM2, kLfm2,    kLfm2Moe,  kGraniteHybrid, kGraniteHybridMoe,
-    kDeepseek2, kDeepseek3,  kGemma4Moe};
+    kLlama,     kGpt2,      kQwen2,      kQwen3,         kGptNeoX,
+    kOpt,       kFalcon,    kPhi3,       kGemma3,        kBloom,
+    kMixtral,   kQwen3Moe,  kGptOss,     kSmolLm3,       kGranite,
+    kGranite4,  kOlmo2,     kSeedOss,    kGlm4,          kExaone4,
+    kErnie45,   kHunyuan,   kMinistral3, kGemma4,        kApertus,
+    kQwen35,    kQwen2Moe,  kQwen35Moe,  kQwen3Next,     kGlm4Moe,
+    kMiniMaxM2, kLfm2,      kLfm2Moe,    kGraniteHybrid, kGraniteHybridMoe,
+    kDeepseek2, kDeepseek3, kGemma4Moe,  kNemotronH,     kNemotronHMoe,
+    kLlama4};
 
 constexpr std::string_view kGgufLayers = "blk.";
 
@@ -174,6 +177,7 @@ void CompleteConfig(ModelConfig& config) {
     config.unrotated_every = architecture.unrotated_every(config);
   }
   config.gated_attention = architecture.gated_attention;
+  if (config.attention_chunk > 0) config.context = std::min(config.context, config.attention_chunk);
   if (architecture.states == StateKind::kConvolution) {
     config.state_heads = config.hidden;
     config.state_value_dim = 1;

@@ -53,9 +53,9 @@ void Checkpoint::AddTurnEnds() {
   if (!tokenizer_) return;
   // Where there is <|return|>, <|end|> is between the messages of one turn.
   constexpr std::string_view kReturn = "<|return|>", kEnd = "<|end|>";
-  constexpr std::string_view kTurnEnds[] = {kReturn,      kEnd,         "<|im_end|>",
-                                            "<|eot_id|>", "<|eom_id|>", "<end_of_turn>",
-                                            "<|call|>",   "<turn|>",    "<|tool_response>"};
+  constexpr std::string_view kTurnEnds[] = {
+      kReturn,         kEnd,       "<|im_end|>", "<|eot_id|>",       "<|eom_id|>",
+      "<end_of_turn>", "<|call|>", "<turn|>",    "<|tool_response>", "<|eot|>"};
   const auto in_template = [&](std::string_view text) {
     return chat_template_.find(text) != std::string::npos;
   };
@@ -259,6 +259,10 @@ absl::Status Checkpoint::CheckConsistency() const {
     return InvalidArgument(path_, ": experts per token is ", config_.experts_per_token,
                            ", expected 1 to ", config_.experts);
   }
+  if (architecture->gated_rows && config_.experts_per_token != 1) {
+    return Unimplemented(path_, ": experts per token is ", config_.experts_per_token,
+                         ", expected 1 of ", architecture->name);
+  }
   const bool as_latents = config_.latent_dim > 0 && config_.kv_heads == 1 &&
                           config_.head_dim == config_.latent_dim + config_.rope_dim;
   if (architecture->latent ? !as_latents : config_.latent_dim != 0) {
@@ -280,6 +284,11 @@ absl::Status Checkpoint::CheckConsistency() const {
   if (!architecture->experts && config_.experts != 0) {
     return InvalidArgument(path_, ": experts is ", config_.experts, ", expected none of ",
                            architecture->name);
+  }
+  if (architecture->one_block == config_.ffn_layers.empty()) {
+    return InvalidArgument(path_, ": ", config_.ffn_layers.size(),
+                           " layers are a feed-forward network alone, expected ",
+                           architecture->one_block ? "some of " : "none of ", architecture->name);
   }
   TREADLE_RETURN_IF_ERROR(CheckStates(*architecture));
   if (architecture->rotary) TREADLE_RETURN_IF_ERROR(CheckRope(*architecture));

@@ -50,7 +50,7 @@ absl::Status LlamaLayer(const LayerPass& p, const LayerWeights& w) {
   } else {
     p.MatMul(attention_in, {w.q.To(p.q), w.k.To(p.k), w.v.To(p.v)});
   }
-  if (p.architecture.norms_after_rotation) p.Rotate();
+  if (p.architecture.norms_after_rotation && p.rotary != nullptr) p.Rotate();
   if (w.q_norm.loaded()) {
     p.NormalizeHeads(w.q_norm, p.q);
     p.NormalizeHeads(w.k_norm, p.k);

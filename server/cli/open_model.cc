@@ -416,7 +416,10 @@ absl::StatusOr<CheckedModel> CheckModel(const ServeOptions& given) {
   const ModelConfig& config = checkpoint->config();
   if (options.max_context > config.context) {
     return InvalidArgument("--max-context is ", options.max_context, ", expected at most ",
-                           config.context, ", what the model allows");
+                           config.context, ", what the model allows",
+                           config.context == config.attention_chunk
+                               ? ": its layers attend within chunks of so many positions"
+                               : "");
   }
   TREADLE_RETURN_IF_ERROR(
       CheckShard(*checkpoint, options.weights, static_cast<int>(options.tensor_parallel)));

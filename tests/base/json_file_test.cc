@@ -2,6 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <fstream>
+#include <string>
+#include <utility>
+
 namespace treadle {
 namespace {
 
@@ -30,6 +34,19 @@ TEST(ParseJsonObject, CountsValuesWithMemoryOfTheirOwn) {
   EXPECT_TRUE(ParseJsonObject(text, "p", 8).ok());
   EXPECT_EQ(ParseJsonObject(text, "p", 7).status().message(),
             "p: has too many strings, keys, arrays and objects, expected at most 7");
+}
+
+TEST(ReadJsonFile, PythonsInfinityIsAnObject) {
+  const std::string path = testing::TempDir() + "infinity.json";
+  for (const auto& [text, member] :
+       {std::pair(R"({"a": [0.0, Infinity]})", R"([0.0, {"__float__": "Infinity"}])"),
+        std::pair(R"({"a": "Infinity \" Infinity"})", R"("Infinity \" Infinity")"),
+        std::pair(R"({"a": -Infinity})", "")}) {
+    std::ofstream(path) << text;
+    const auto json = ReadJsonFile(path);
+    ASSERT_EQ(json.ok(), member[0] != '\0') << text;
+    if (json.ok()) EXPECT_EQ((*json)["a"], nlohmann::json::parse(member));
+  }
 }
 
 // The parser's library takes a zero byte for the end, whatever follows.

@@ -31,7 +31,8 @@ struct TinyFiles {
     llama = Write("llama", 0);
     window = Write("llama", 18);
     windows = Write("gemma3", 0);
-    states = {Write("qwen35", 0), Write("lfm2", 0), Write("granitehybrid", 0)};
+    states = {Write("qwen35", 0), Write("lfm2", 0), Write("granitehybrid", 0),
+              Write("nemotron_h", 0)};
     latents = Write("deepseek3", 0);
     heads = Write("gemma4", 0);
     shared = Write("gemma4", 0, 2);
@@ -48,7 +49,7 @@ struct TinyFiles {
   }
   TestFolder own;
   std::string llama, window, windows;  // no layer's, each layer's, each second layer's
-  std::vector<std::string> states;     // each second layer keeps one
+  std::vector<std::string> states;     // each second layer keeps one; the last: layers of one block
   std::string latents;                 // of which K and V are made
   // These have heads of another size in each second layer; the last two read K/V of the others.
   std::string heads, shared;

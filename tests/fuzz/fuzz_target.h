@@ -27,7 +27,7 @@ extern const FuzzTarget kActivationMessagesTarget, kChatTemplateTarget, kConfigJ
     kControlMasterTarget, kControlWorkerTarget, kGgufTarget, kHttp2GuardTarget, kHttpRequestsTarget,
     kHttpResponsesTarget, kOperatorFilesTarget, kPlanMessagesTarget, kPreTokenizerTarget,
     kRecordingTarget, kRequestsTarget, kSafetensorsTarget, kTokenizerJsonTarget, kToolCallsTarget,
-    kTracesTarget, kVocabularyTarget;
+    kTiktokenFileTarget, kTracesTarget, kVocabularyTarget;
 
 // All of them.
 std::span<const FuzzTarget* const> FuzzTargets();

@@ -14,7 +14,7 @@ std::span<const FuzzTarget* const> FuzzTargets() {
                                       &kToolCallsTarget,     &kActivationMessagesTarget,
                                       &kHttpRequestsTarget,  &kOperatorFilesTarget,
                                       &kTracesTarget,        &kRecordingTarget,
-                                      &kHttpResponsesTarget};
+                                      &kHttpResponsesTarget, &kTiktokenFileTarget};
   return kTargets;
 }
 

@@ -169,7 +169,10 @@ TEST(GgufPackage, FilesGiveTheLogitsOfTransformers) {
                            "deepseek2-grouped",
                            "deepseek3",
                            "glm47flash",
-                           "gemma4moe"}) {
+                           "gemma4moe",
+                           "nemotron-h",
+                           "nemotron-h-moe",
+                           "llama4"}) {
     SCOPED_TRACE(name);
     const std::string folder = std::string(TREADLE_TESTDATA "/models/") + name;
     const Oracle oracle = ReadOracle(folder);
@@ -209,7 +212,8 @@ INSTANTIATE_TEST_SUITE_P(
                           "gemma4", "gemma4-large", "apertus", "qwen35", "qwen35-tied", "qwen2moe",
                           "qwen35moe", "qwen3next", "glm4moe", "glm4moe-air", "minimax-m2", "lfm2",
                           "lfm2moe", "granitehybrid", "granitehybrid-rope", "granitehybridmoe",
-                          "deepseek2", "deepseek2-grouped", "deepseek3", "glm47flash", "gemma4moe"),
+                          "deepseek2", "deepseek2-grouped", "deepseek3", "glm47flash", "gemma4moe",
+                          "nemotron-h", "nemotron-h-moe", "llama4", "llama4-tuned"),
         ::testing::ValuesIn(kDevices)),
     [](const auto& info) {
       return Identifier(Str(std::get<0>(info.param), "_", std::get<1>(info.param).name));

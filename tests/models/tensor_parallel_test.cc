@@ -269,8 +269,10 @@ TEST_F(TensorParallel, EveryArchitectureInBothContainers) {
 // Qwen3-Next are in one of either, as those of Mamba 2, which all that a rank has are in one matrix
 // with; and channels of convolutions. Converted to codes that lie apart, a rank's are floats.
 TEST_F(TensorParallel, HeadsAndChannelsOfStates) {
-  for (const auto& [name, ranks] : {std::pair("qwen35moe", 3), std::pair("qwen3next", 3),
-                                    std::pair("granitehybrid", 2), std::pair("lfm2", 3)}) {
+  for (const auto& [name, ranks] :
+       {std::pair("qwen35moe", 3), std::pair("qwen3next", 3), std::pair("granitehybrid", 2),
+        std::pair("lfm2", 3), std::pair("granitehybrid", 4), std::pair("granitehybridmoe", 2),
+        std::pair("nemotron-h-moe", 2)}) {
     for (const char* file : {"/model.gguf", ""}) {
       for (const char* weights : {"", "nf4"}) {
         SCOPED_TRACE(Str(name, file, " ", weights));

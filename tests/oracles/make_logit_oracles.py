@@ -30,7 +30,7 @@ CONVERTED = ["smollm3-tied", "granite", "granite4", "olmo2", "olmo3", "seed-oss"
              "hunyuan", "ministral3", "phi4-mini", "gemma4", "gemma4-large", "apertus",
              "qwen35", "qwen2moe", "qwen35moe", "qwen3next", "glm4moe", "minimax-m2", "lfm2", "lfm2moe",
              "granitehybrid", "granitehybridmoe", "deepseek2", "deepseek2-grouped",
-             "deepseek3", "glm47flash", "gemma4moe"]  # these by llama.cpp's converter
+             "deepseek3", "glm47flash", "gemma4moe", "nemotron-h", "nemotron-h-moe", "llama4"]  # these by llama.cpp's converter
 PROMPT, GREEDY = 9, 20  # tokens that greedy generation begins with, and gives
 LLAMA = dict(vocab_size=VOCAB, hidden_size=30, intermediate_size=53, num_hidden_layers=2,
              num_attention_heads=3, num_key_value_heads=3, max_position_embeddings=96,
@@ -54,6 +54,11 @@ STATES = dict(num_key_value_heads=1, head_dim=16, num_hidden_layers=4, linear_nu
 HYBRID = dict(hidden_size=32, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=4, mamba_n_heads=8,
               mamba_d_head=8, mamba_d_state=11, mamba_n_groups=1, shared_intermediate_size=53,
               layer_types=["linear_attention", "full_attention", "linear_attention", "linear_attention"])
+# Six value heads of three key heads; the bound of steps, which the authors do not have, is out of the way.
+NEMOTRON = dict(hidden_size=32, num_attention_heads=4, num_key_value_heads=2, head_dim=10, mamba_num_heads=6,
+                mamba_head_dim=32, ssm_state_size=11, n_groups=3, time_step_min=1e-12)
+LLAMA4 = dict(num_key_value_heads=1, head_dim=10, intermediate_size=19, intermediate_size_mlp=53, num_local_experts=5,
+              num_experts_per_tok=1, num_hidden_layers=4, attention_chunk_size=96, pad_token_id=2)
 GLM4MOE = dict(num_key_value_heads=1, head_dim=12, num_hidden_layers=3, first_k_dense_replace=1, n_routed_experts=7,
                num_experts_per_tok=3, moe_intermediate_size=19, attention_bias=True, num_mtp_layers=0)
 DEEPSEEK = dict(kv_lora_rank=20, q_lora_rank=None, qk_nope_head_dim=10, qk_rope_head_dim=8, v_head_dim=14,
@@ -260,12 +265,24 @@ CASES = {
                                           num_global_key_value_heads=1, attention_k_eq_v=True,
                                           hidden_size_per_layer_input=0, enable_moe_block=True, num_experts=7,
                                           top_k_experts=3, moe_intermediate_size=19), "float16", 60, {}),
+    "nemotron-h": ("NemotronH", LLAMA | NEMOTRON | dict(layers_block_type=[
+        "linear_attention", "mlp", "full_attention", "mlp", "linear_attention"]), "float32", 90, {}),
+    "nemotron-h-moe": ("NemotronH", LLAMA | NEMOTRON | dict(
+        n_groups=2, layers_block_type=["linear_attention", "moe", "full_attention", "moe"], n_routed_experts=7,
+        num_experts_per_tok=3, moe_intermediate_size=19, moe_shared_expert_intermediate_size=23,
+        routed_scaling_factor=2.5), "float32", 60, {}),
+    # Layers 2 and 4 have experts, and 4 does not rotate.
+    "llama4": ("Llama4", LLAMA | LLAMA4 | dict(interleave_moe_layer_step=2), "float16", 60, {}),
+    # Queries of layers 2 and 4 grow from the eleventh position on.
+    "llama4-tuned": ("Llama4", LLAMA | LLAMA4 | dict(no_rope_layer_interval=2, floor_scale=11, attn_scale=0.6,
+                                                     use_qk_norm=False, tie_word_embeddings=True, rope_parameters=dict(
+                                                         rope_theta=500.0) | LLAMA3), "bfloat16", 90, {}),
 }
 
 
 def classes_of(kind):
     """The classes of a configuration and of a model of it."""
-    config = kind + ("Text" if kind.startswith(("Gemma", "Qwen3_5")) else "") + "Config"
+    config = kind + ("Text" if kind.startswith(("Gemma", "Qwen3_5", "Llama4")) else "") + "Config"
     return getattr(transformers, config), getattr(transformers, kind + ("LMHeadModel" if kind == "GPT2" else "ForCausalLM"))
 
 
@@ -285,7 +302,7 @@ def randomize(model, generator):
             weight.data = noise * 1.5 / weight.shape[2]**0.5
         elif "bias" in name:
             weight.data = noise * 0.3
-        elif name.endswith("mamba.A_log"):
+        elif name.endswith(("mamba.A_log", "mixer.A_log")):
             weight.data = noise * 0.5 - 2  # so that states last
         else:
             weight.data = 1 + noise * 0.2
@@ -354,23 +371,26 @@ def mamba_in_double(m):
     return forward
 
 
-def rotate_pairs(q, k, turns):
-    """DeepSeek V2's rotation, of numbers of any precision."""
-    def turned(x):
-        pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
-        return torch.view_as_real(pairs * turns.unsqueeze(1)).flatten(3).type_as(x)
-    return turned(q), turned(k)
+def rotate_pairs(heads):
+    """DeepSeek V2's rotation, and Llama 4's, of numbers of any precision; `heads`: the dimension of heads."""
+    def rotate(q, k, turns):
+        def turned(x):
+            pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
+            return torch.view_as_real(pairs * turns.unsqueeze(heads)).flatten(3).type_as(x)
+        return turned(q), turned(k)
+    return rotate
 
 
 def in_double(model):
     """The model in float64, its norms, routers and states too (transformers computes those in float32)."""
     model = model.double()
-    if type(model).__name__ == "DeepseekV2ForCausalLM":
-        sys.modules[type(model).__module__].apply_rotary_emb = rotate_pairs
+    if type(model).__name__ in ("DeepseekV2ForCausalLM", "Llama4ForCausalLM"):
+        heads = 1 if type(model).__name__.startswith("Deepseek") else 2
+        sys.modules[type(model).__module__].apply_rotary_emb = rotate_pairs(heads)
     for module in model.modules():
         if type(module).__name__.endswith("GatedDeltaNet"):
             module.forward = state_in_double(module)
-        if type(module).__name__.endswith("MambaLayer"):
+        if type(module).__name__.endswith(("MambaLayer", "Mamba2Mixer")):
             module.forward = mamba_in_double(module)
         if type(module).__name__.endswith(("TopKRouter", "TopkRouter")):
             def route(x, bias=None, m=module):
@@ -394,7 +414,13 @@ def in_double(model):
                     weights = weights / weights.sum(-1, keepdim=True)
                 return scores, weights, ids
             module.forward = route
-        if type(module).__name__.endswith("RMSNorm"):
+        if type(module).__name__ == "Llama4Router":
+            def choose(x, m=module):
+                scores = torch.nn.functional.linear(x, m.weight)
+                best, ids = scores.topk(m.top_k, -1)
+                return torch.zeros_like(scores).scatter(1, ids, best.sigmoid()), scores
+            module.forward = choose
+        if type(module).__name__.endswith(("RMSNorm", "L2Norm")):
             def forward(x, m=module):
                 gain, epsilon = getattr(m, "weight", 1.0), m.eps if hasattr(m, "eps") else m.variance_epsilon
                 if type(m).__name__.startswith(("Gemma3", "Qwen3_5", "Qwen3Next")):
@@ -544,8 +570,10 @@ def convert(folder):
     family = conversion.get_model_class(config["architectures"][0])
     family.no_mtp = True  # Qwen 3.5's head that guesses
     types = gguf.LlamaFileType
+    # By transformers' class every Nemotron-H would have experts.
+    own = dict(hparams=config) if config["model_type"] == "nemotron_h" else {}
     model = family(pathlib.Path(folder), types.ALL_F32 if config["dtype"] == "float32" else types.MOSTLY_F16,
-                   pathlib.Path(folder, "model.gguf"))
+                   pathlib.Path(folder, "model.gguf"), **own)
     getattr(model, "impl", model).set_vocab = lambda: None
     model.fuse_gate_up_exps = folder.endswith("qwen3next")  # an option of the converter
     tokens = pathlib.Path(folder, "tokenizer.json")  # which Gemma's counts the tokens of
@@ -570,7 +598,7 @@ def small_checkpoints(names):
         model.to(getattr(torch, dtype)).save_pretrained(folder, **save)
         if kind == "Qwen3_5Moe":  # all experts of a layer in one tensor, as its authors' files have them
             safetensors.torch.save_file(model.state_dict(), os.path.join(folder, "model.safetensors"), {"format": "pt"})
-        if kind in ("GraniteMoeHybrid", "Gemma4", "MiniMaxM2", "DeepseekV3", "Glm4MoeLite"):  # as its authors' files say it
+        if kind in ("GraniteMoeHybrid", "Gemma4", "MiniMaxM2", "DeepseekV3", "Glm4MoeLite", "NemotronH"):  # as its authors' files say it
             path = os.path.join(folder, "config.json")
             with open(path, encoding="utf-8") as file:
                 text = file.read()
@@ -589,6 +617,15 @@ def small_checkpoints(names):
                 if kind == "Glm4MoeLite":
                     del json_config["scoring_func"], json_config["mlp_layer_types"]
                     json_config["first_k_dense_replace"] = 1
+                text = json.dumps(json_config, indent=2, sort_keys=True) + "\n"
+            if kind == "NemotronH":
+                json_config = json.loads(text)
+                types = json_config.pop("layers_block_type", None) or json_config.pop("layer_types")
+                short = dict(linear_attention="M", mlp="-", full_attention="*", moe="E")
+                if "moe" not in types:
+                    del json_config["num_experts_per_tok"], json_config["n_routed_experts"]
+                json_config |= dict(num_hidden_layers=len(types), time_step_limit=[0.0, math.inf],
+                                    hybrid_override_pattern="".join(short[type] for type in types))
                 text = json.dumps(json_config, indent=2, sort_keys=True) + "\n"
             if kind == "GraniteMoeHybrid":
                 text = text.replace('"full_attention"', '"attention"').replace('"linear_attention"', '"mamba"')

@@ -147,7 +147,11 @@ ModelConfig ConfigOf(const Architecture& architecture, const TinyModelOptions& o
     config.logits_divisor = 2;
   }
   if (architecture.states != StateKind::kNone) {
-    for (int64_t i = 0; i < o.layers; i += 2) config.state_layers.push_back(static_cast<double>(i));
+    for (int64_t i = 0; i < o.layers; ++i) {  // of single blocks: attention, a network, a state
+      const int64_t kind = architecture.one_block ? 2 - i % 3 : i % 2;
+      if (kind == 0) config.state_layers.push_back(static_cast<double>(i));
+      if (kind == 1 && architecture.one_block) config.ffn_layers.push_back(static_cast<double>(i));
+    }
     config.conv_taps = 4;
     if (architecture.states != StateKind::kConvolution) {
       config.state_key_heads = config.state_heads = o.heads;
@@ -165,10 +169,16 @@ ModelConfig ConfigOf(const Architecture& architecture, const TinyModelOptions& o
     config.query_scalar = 1;
   }
   config.experts = architecture.grouped_experts ? 6 : architecture.experts ? 5 : 0;
-  config.experts_per_token = architecture.experts ? 2 : 0;
+  config.experts_per_token = architecture.gated_rows ? 1 : architecture.experts ? 2 : 0;
   config.normalized_experts = !architecture.unnormalized_experts;
   if (architecture.shared_expert) config.shared_hidden = o.ffn_hidden;
   if (architecture.dense_first) config.dense_layers = 1, config.dense_hidden = 2 * o.ffn_hidden;
+  if (architecture.dense_between) config.dense_layers = 0, config.mixed_every = 2;
+  if (architecture.chunked) {
+    config.query_beta = kOwnQueryBeta;
+    config.query_floor = kQueryFloor;
+    config.attention_chunk = kChunk;
+  }
   if (architecture.sigmoid_router || architecture.grouped_experts) config.expert_scale = 1.5;
   const ConfigJson& json = architecture.config_json;
   config.rope_base = json.default_rope_base;
@@ -388,6 +398,16 @@ absl::StatusOr<std::string> WriteTinyGguf(const Architecture& architecture,
     const bool of_experts =
         architecture.dense_first && std::string_view(field.gguf) == "feed_forward_length";
     const std::string key = Str(prefix, of_experts ? "expert_" : "", field.gguf);
+    const bool inner = std::string_view(field.gguf) == "feed_forward_length";
+    if (architecture.one_block && (inner || std::string_view(field.name) == "kv_heads")) {
+      std::vector<int32_t> sizes;
+      for (int64_t i = 0; i < o.layers; ++i) {
+        const bool there = inner ? config.IsFfn(i) : config.HasKv(i) && !config.KeepsState(i);
+        sizes.push_back(there ? static_cast<int32_t>(inner ? o.ffn_hidden : config.kv_heads) : 0);
+      }
+      writer.AddI32s(key, sizes);
+      continue;
+    }
     VisitMember(field, config, [&]<typename Value>(const Value& value) {
       if constexpr (std::is_same_v<Value, int64_t>) {
         const bool known = field.otherwise != nullptr && field.otherwise(config) == value;
@@ -410,7 +430,7 @@ absl::StatusOr<std::string> WriteTinyGguf(const Architecture& architecture,
       writer.AddU32(prefix + "attention.sliding_window_pattern", 2);
     }
   }
-  if (config.HasStates()) {
+  if (architecture.states != StateKind::kNone) {
     writer.AddU32(prefix + "ssm.inner_size",
                   static_cast<uint32_t>(config.state_heads * config.state_value_dim));
     writer.AddU32(prefix + "shortconv.l_cache", static_cast<uint32_t>(config.conv_taps));
@@ -468,8 +488,11 @@ absl::StatusOr<std::string> WriteTinyFolder(const Architecture& architecture,
     if (field.required) config[field.name] = Json::parse(field.json);
   }
   if (fields.rotary_share != nullptr) config[fields.rotary_share] = 0.5;
-  for (int64_t i = 0; sizes.HasStates() && i < sizes.layers; ++i) {
-    config["layer_types"].push_back(sizes.KeepsState(i) ? "linear_attention" : "full_attention");
+  for (int64_t i = 0; architecture.states != StateKind::kNone && i < sizes.layers; ++i) {
+    config["layer_types"].push_back(sizes.KeepsState(i)    ? "linear_attention"
+                                    : !sizes.IsFfn(i)      ? "full_attention"
+                                    : architecture.experts ? "moe"
+                                                           : "mlp");
   }
   if (architecture.states == StateKind::kConvolution) config["block_auto_adjust_ff_dim"] = false;
   if (architecture.may_not_rotate) {

@@ -15,6 +15,7 @@ namespace treadle {
 namespace {
 
 constexpr const char* kGgufKvHeads = "attention.head_count_kv";
+constexpr const char* kGgufInner = "feed_forward_length";
 constexpr int64_t kSigmoidGating = 2;  // llama.cpp's number
 
 class GgufCheckpoint final : public Checkpoint {
@@ -29,6 +30,7 @@ class GgufCheckpoint final : public Checkpoint {
   absl::Status ReadFields(const std::string& prefix, const Architecture& architecture,
                           Struct& out) const;
   absl::Status ReadStates(const std::string& prefix, StateKind kind);
+  absl::Status ReadBlocks(const std::string& prefix);
   absl::Status CheckRouters(const std::string& prefix, const Architecture& architecture) const;
   absl::Status ReadWindow(const std::string& prefix, const Architecture& architecture);
   absl::Status ReadLayerSizes(const std::string& prefix);
@@ -94,6 +96,12 @@ absl::Status GgufCheckpoint::ReadConfig() {
   TREADLE_ASSIGN_OR_RETURN(const StoredTensor* embedding, RequireMatrix("token_embd.weight"));
   config_.vocab = embedding->shape[0];
   if (architecture->local_base) config_.local_rope_base = kLocalRopeBase;
+  if (architecture->chunked) {
+    config_.attention_chunk = kChunk;
+    config_.query_floor = kQueryFloor;
+    config_.query_beta = kOwnQueryBeta;
+    config_.head_norms = config_.experts != kExpertsWithoutHeadNorms;
+  }
   const std::string expert_inner = prefix + "expert_feed_forward_length";
   if (architecture->experts) {  // where nothing is said of other networks
     TREADLE_ASSIGN_OR_RETURN(config_.ffn_hidden, file_->Integer(expert_inner, 0));
@@ -103,8 +111,11 @@ absl::Status GgufCheckpoint::ReadConfig() {
   TREADLE_ASSIGN_OR_RETURN(const int64_t guessing,
                            file_->Integer(prefix + "nextn_predict_layers", 0));
   config_.layers -= guessing;
-  TREADLE_ASSIGN_OR_RETURN(const double norm_epsilon,
-                           file_->Number(prefix + GgufEpsilonKey(*architecture)));
+  std::string epsilon = prefix + GgufEpsilonKey(*architecture);
+  if (architecture->gguf_layer_epsilon && file_->Find(epsilon) == nullptr) {
+    epsilon = prefix + kRmsEpsilonKey;
+  }
+  TREADLE_ASSIGN_OR_RETURN(const double norm_epsilon, file_->Number(epsilon));
   config_.norm_epsilon = static_cast<float>(norm_epsilon);
   TREADLE_ASSIGN_OR_RETURN(const int64_t value_length,
                            file_->Integer(prefix + "attention.value_length", config_.head_dim));
@@ -235,7 +246,8 @@ absl::Status GgufCheckpoint::CheckRouters(const std::string& prefix,
   const std::pair<const char*, int64_t> numbers[] = {
       {"expert_gating_func", architecture.sigmoid_router ? kSigmoidGating : 1},
       {"expert_group_count", 1},
-      {"expert_shared_count", 1}};
+      {"expert_shared_count", 1},
+      {"moe_latent_size", 0}};
   for (const auto& [key, expected] : numbers) {
     if (architecture.grouped_experts && key != numbers[0].first) break;
     TREADLE_ASSIGN_OR_RETURN(const int64_t number, file_->Integer(prefix + key, expected));
@@ -256,6 +268,7 @@ absl::Status GgufCheckpoint::ReadStates(const std::string& prefix, StateKind kin
   }
   config_.tiled_states =
       ArchitectureOf(config_).gguf_tiled_states && config_.state_heads != config_.state_key_heads;
+  if (ArchitectureOf(config_).one_block) return ReadBlocks(prefix);
   const std::string listed = prefix + "attention.recurrent_layers", heads = prefix + kGgufKvHeads;
   const GgufValue* const value = file_->Find(listed);
   const GgufValue* const kv_heads = file_->Find(heads);
@@ -288,6 +301,37 @@ absl::Status GgufCheckpoint::ReadStates(const std::string& prefix, StateKind kin
                        by_heads ? ", with as many K/V heads wherever there are some" : "");
 }
 
+// Layers of one block each are listed by their K/V heads and inner features: where there are
+// neither they keep a state.
+absl::Status GgufCheckpoint::ReadBlocks(const std::string& prefix) {
+  const std::string names[] = {prefix + kGgufKvHeads, prefix + kGgufInner};
+  int64_t* const sizes[] = {&config_.kv_heads, &config_.ffn_hidden};
+  const GgufValue* const lists[] = {file_->Find(names[0]), file_->Find(names[1])};
+  for (const int what : {0, 1}) {
+    if (lists[what] == nullptr || std::ssize(lists[what]->numbers) < config_.layers) {
+      return Unimplemented(path_, ": metadata ", Quoted(names[what]), " lists ",
+                           lists[what] == nullptr ? 0 : lists[what]->numbers.size(),
+                           " layers, expected ", config_.layers);
+    }
+    *sizes[what] = 0;
+  }
+  for (int64_t i = 0; i < config_.layers; ++i) {
+    double own[2] = {};
+    for (const int what : {0, 1}) {
+      own[what] = lists[what]->numbers[static_cast<size_t>(i)];
+      if (own[what] == 0) continue;
+      const bool whole = own[what] >= 1 && own[what] <= 0x1p40;
+      if (whole && *sizes[what] == 0) *sizes[what] = static_cast<int64_t>(own[what]);
+      if (whole && own[what] == static_cast<double>(*sizes[what]) && own[0] * own[1] == 0) continue;
+      return Unimplemented(path_, ": metadata ", Quoted(names[what]), " says ", own[what],
+                           " of layer ", i, ", expected as of other layers, or 0");
+    }
+    if (own[1] > 0) config_.ffn_layers.push_back(static_cast<double>(i));
+    if (own[0] == 0 && own[1] == 0) config_.state_layers.push_back(static_cast<double>(i));
+  }
+  return absl::OkStatus();
+}
+
 // Reads sizes that a file lists for each layer, or says once of all: heads of K and V, and inner
 // features, with experts those of the one for all rows; and sizes of local layers' heads. A layer
 // without its own V takes its keys' products.
@@ -303,7 +347,7 @@ absl::Status GgufCheckpoint::ReadLayerSizes(const std::string& prefix) {
     const double number = value->numbers[std::min(static_cast<size_t>(layer), last)];
     return number >= 1 && number <= 0x1p40 ? static_cast<int64_t>(number) : int64_t{0};
   };
-  const std::string heads = prefix + kGgufKvHeads, inner = prefix + "feed_forward_length";
+  const std::string heads = prefix + kGgufKvHeads, inner = prefix + kGgufInner;
   config_.kv_heads = at(heads, first_global);
   config_.local_kv_heads = at(heads, first_local);
   int64_t ModelConfig::*const dense =
@@ -380,7 +424,8 @@ absl::Status GgufCheckpoint::ReadFields(const std::string& prefix, const Archite
     const GgufValue* const value = file_->Find(prefix + field.gguf);
     const bool by_layer =
         architecture.local_heads ||
-        (architecture.states != StateKind::kNone && field.gguf == std::string_view(kGgufKvHeads));
+        (architecture.states != StateKind::kNone && field.gguf == std::string_view(kGgufKvHeads)) ||
+        (architecture.one_block && field.gguf == std::string_view(kGgufInner));
     const bool listed = by_layer && value != nullptr && value->numbers.size() > 1;
     if (listed) continue;  // ReadLayerSizes' or ReadStates'
     TREADLE_RETURN_IF_ERROR(ReadField(field, *file_, prefix + field.gguf, out));

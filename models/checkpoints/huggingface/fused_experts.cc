@@ -26,19 +26,20 @@ constexpr std::pair<std::string_view, std::string_view> kOlderNames[] = {
     {"moe.input_linear.weight", "moe.experts.gate_up_proj"},
     {"moe.output_linear.weight", "moe.experts.down_proj"}};
 
-// One part of one expert. Its row i is row i * step + first of the expert's.
+// One part of one expert. Its row i is row i * step + first of the expert's `rows`.
 struct ExpertPart {
   std::span<const std::byte> data = {};  // of the expert
   int64_t n = 0, k = 0;
   int64_t step = 1, first = 0;
+  int64_t rows = 0;
 };
 
-// From [k, n * step] of elements of `size` bytes; a vector is a matrix of one column.
+// From [k, rows] of elements of `size` bytes; a vector is a matrix of one column.
 std::vector<std::byte> Transposed(const ExpertPart& p, int64_t size) {
   std::vector<std::byte> out(static_cast<size_t>(p.n * p.k * size));
   for (int64_t column = 0; column < p.k; ++column) {
     for (int64_t row = 0; row < p.n; ++row) {
-      const int64_t from = (column * p.n + row) * p.step + p.first;
+      const int64_t from = column * p.rows + row * p.step + p.first;
       std::memcpy(&out[static_cast<size_t>((row * p.k + column) * size)],
                   &p.data[static_cast<size_t>(from * size)], static_cast<size_t>(size));
     }
@@ -72,7 +73,7 @@ class Taker {
   explicit Taker(std::vector<SafetensorsEntry> entries) : entries_(std::move(entries)) {}
 
   absl::Status Take(std::string_view experts, const SafetensorsEntry& entry, const Fused& fused,
-                    std::string_view kind);
+                    std::string_view kind, bool by_turns);
   absl::StatusOr<const SafetensorsEntry*> ScalesOf(const SafetensorsEntry& blocks);
   absl::Status TakeHalves(std::string_view experts, const SafetensorsEntry& entry,
                           const Fused& fused);
@@ -95,9 +96,9 @@ absl::StatusOr<const SafetensorsEntry*> Taker::ScalesOf(const SafetensorsEntry& 
 
 // kind: what follows the fused matrices' name.
 absl::Status Taker::Take(std::string_view experts, const SafetensorsEntry& entry,
-                         const Fused& fused, std::string_view kind) {
+                         const Fused& fused, std::string_view kind, bool by_turns) {
   const bool blocks = kind == "_blocks", bias = kind == "_bias";
-  const auto step = std::ssize(fused.parts);
+  const auto count = std::ssize(fused.parts);
   const std::vector<int64_t>& shape = entry.shape;
   const WeightFormat* const format =
       blocks ? FindWeightFormat("mxfp4") : FindSafetensorsFormat(entry.dtype);
@@ -107,13 +108,13 @@ absl::Status Taker::Take(std::string_view experts, const SafetensorsEntry& entry
   const size_t dimensions = blocks ? 4 : bias ? 2 : 3;
   const size_t rows = bias || blocks ? 1 : 2;  // where shape has them
   const bool empty = std::ranges::any_of(shape, [](int64_t extent) { return extent < 1; });
-  if (empty || shape.size() != dimensions || shape[0] > kMaxExperts || shape[rows] % step != 0 ||
+  if (empty || shape.size() != dimensions || shape[0] > kMaxExperts || shape[rows] % count != 0 ||
       (blocks && shape[3] != kNibbleBytes)) {
     return EntryError(entry, "has shape ", ShapeText(shape), ", expected [experts, ",
                       blocks ? "rows, groups, 16"
                       : bias ? "rows"
                              : "columns, rows",
-                      "], up to ", kMaxExperts, " experts", step > 1 ? " and even rows" : "");
+                      "], up to ", kMaxExperts, " experts", count > 1 ? " and even rows" : "");
   }
   std::span<const std::byte> scales;
   if (blocks) {
@@ -121,16 +122,18 @@ absl::Status Taker::Take(std::string_view experts, const SafetensorsEntry& entry
     scales = found->data;
   }
   entries_.Take(entry.name);
-  ExpertPart part = {.n = shape[rows] / step, .k = 1, .step = step};
+  ExpertPart part = {.n = shape[rows] / count, .k = 1, .rows = shape[rows]};
+  if (by_turns) part.step = count;
   if (!bias) part.k = blocks ? shape[2] * kGroup : shape[1];
   const size_t each = entry.data.size() / static_cast<size_t>(shape[0]);
   const size_t scales_each = scales.size() / static_cast<size_t>(shape[0]);
   for (int64_t expert = 0; expert < shape[0]; ++expert) {
     part.data = entry.data.subspan(static_cast<size_t>(expert) * each, each);
     const auto own = scales.subspan(static_cast<size_t>(expert) * scales_each, scales_each);
-    for (part.first = 0; part.first < step; ++part.first) {
+    for (int64_t i = 0; i < count; ++i) {
+      part.first = by_turns ? i : i * part.n;
       StoredTensor& tensor = tensors_.emplace_back();
-      tensor.name = Str(experts, expert, ".", fused.parts[static_cast<size_t>(part.first)],
+      tensor.name = Str(experts, expert, ".", fused.parts[static_cast<size_t>(i)],
                         bias ? ".bias" : ".weight");
       tensor.format = format;
       tensor.shape = bias ? std::vector{part.n} : std::vector{part.n, part.k};
@@ -199,7 +202,9 @@ absl::StatusOr<std::vector<StoredTensor>> TakeFusedExperts(std::vector<Safetenso
       }
       for (const std::string_view kind : {"", "_bias", "_blocks"}) {
         if (own != Str(fused.name, kind)) continue;
-        TREADLE_RETURN_IF_ERROR(taker.Take(experts, entry, fused, kind));
+        const bool by_turns = layout == FusedExperts::kByTurns;
+        if (!by_turns && !kind.empty()) continue;
+        TREADLE_RETURN_IF_ERROR(taker.Take(experts, entry, fused, kind, by_turns));
       }
     }
   }

@@ -7,8 +7,9 @@
 //             P.gate_up_proj_scales u8 [E, n, k / 32] (kernels/formats/blocks.h has the values)
 //   biases    P.gate_up_proj_bias [E, n], floats
 //
-// with gate and up by turns (gpt-oss); or floats P.gate_up_proj [E, n, k], first the gate
-// (Qwen 3.5; Granite calls these block_sparse_moe.input_linear.weight and output_linear.weight).
+// with gate and up by turns (gpt-oss), or with the gate's columns first (Llama 4, floats alone); or
+// floats P.gate_up_proj [E, n, k], first the gate (Qwen 3.5; Granite calls
+// these block_sparse_moe.input_linear.weight and output_linear.weight).
 //
 // Thread safety: a pure function.
 #pragma once

@@ -159,6 +159,17 @@ std::string LayerBehind(std::string_view name, int64_t layers) {
 // model of text alone has. Returns the names of the parts that are left aside, as "vision_tower".
 std::vector<std::string> KeepText(std::vector<SafetensorsEntry>& entries, int64_t layers) {
   constexpr std::string_view kModel = "model.", kText = "model.language_model.";
+  constexpr std::string_view kWhole = "language_model.";  // before all names (Llama 4)
+  if (std::ranges::any_of(entries, [&](const auto& e) { return e.name.starts_with(kWhole); })) {
+    std::set<std::string> others;
+    std::erase_if(entries, [&](SafetensorsEntry& entry) {
+      const bool own = entry.name.starts_with(kWhole);
+      if (own) entry.name.erase(0, kWhole.size());
+      if (!own) others.insert(entry.name.substr(0, entry.name.find('.')));
+      return !own;
+    });
+    return {others.begin(), others.end()};
+  }
   const auto text = [&](const SafetensorsEntry& entry) { return entry.name.starts_with(kText); };
   std::set<std::string> parts;
   std::erase_if(entries, [&](const SafetensorsEntry& entry) {

@@ -248,6 +248,7 @@ absl::Status ReadRotatingLayers(const Fields& fields, ModelConfig& config) {
   constexpr const char* kName = "no_rope_layers";
   if (!fields.Has(kName)) return absl::OkStatus();
   std::vector<bool> unrotated;
+  if (fields.At(kName).empty()) return absl::OkStatus();  // as where it is missing
   for (const Json& rotates : fields.At(kName)) unrotated.push_back(rotates == 0);
   const std::optional<int64_t> period = PeriodOf(unrotated);
   if (!period || std::ssize(unrotated) != config.layers) {
@@ -263,12 +264,17 @@ absl::Status ReadRotatingLayers(const Fields& fields, ModelConfig& config) {
 absl::Status ReadStateLayers(const Fields& fields, const Architecture& architecture,
                              ModelConfig& config) {
   constexpr const char *kTypes = "layer_types", *kAttending = "full_attn_idxs";
+  const char* const network = architecture.experts ? ", \"moe\"" : ", \"mlp\"";
   const Json &types = fields.At(kTypes), &attending = fields.At(kAttending);
   bool known = types.is_array() && std::ssize(types) == config.layers;
   if (known) {
     for (int64_t i = 0; i < config.layers; ++i) {
       const Json& type = types[static_cast<size_t>(i)];
       if (type == "attention" || type == "full_attention") continue;
+      if (architecture.one_block && type == (architecture.experts ? "moe" : "mlp")) {
+        config.ffn_layers.push_back(static_cast<double>(i));
+        continue;
+      }
       known &= type == "linear_attention" || type == "mamba" || type == "conv";
       config.state_layers.push_back(static_cast<double>(i));
     }
@@ -288,9 +294,9 @@ absl::Status ReadStateLayers(const Fields& fields, const Architecture& architect
     known = true;
   }
   if (known) return absl::OkStatus();
-  return fields.Wrong(kTypes,
-                      Str("\"full_attention\" or what keeps a state (\"linear_attention\", ",
-                          "\"mamba\", \"conv\") of each of ", config.layers, " layers"));
+  return fields.Wrong(kTypes, Str("\"full_attention\"", architecture.one_block ? network : "",
+                                  " or what keeps a state (\"linear_attention\", ",
+                                  "\"mamba\", \"conv\") of each of ", config.layers, " layers"));
 }
 
 // Steps of Mamba 2 that have other bounds than 0 and infinity, which transformers writes as an
@@ -314,6 +320,20 @@ absl::Status AdjustFeedForward(const Fields& fields, ModelConfig& config) {
   const auto two_thirds = static_cast<double>(2 * config.ffn_hidden / 3);
   config.ffn_hidden = (static_cast<int64_t>(factor * two_thirds) + unit - 1) / unit * unit;
   return absl::OkStatus();
+}
+
+// "moe_layers", where it is there: the last of every so many layers, as the step between them says.
+// Queries grow unless "attn_temperature_tuning" says no.
+absl::Status ReadLlama4(const Fields& fields, ModelConfig& config) {
+  constexpr const char *kLayers = "moe_layers", *kTuning = "attn_temperature_tuning";
+  const Json& tuning = fields.At(kTuning);
+  if (tuning == false || tuning == 0) config.query_beta = 0;
+  Json expected = Json::array();
+  for (int64_t i = 0; i < std::min<int64_t>(config.layers, 1 << 12); ++i) {
+    if (config.Mixes(i)) expected.push_back(i);
+  }
+  if (!fields.Has(kLayers) || fields.At(kLayers) == expected) return absl::OkStatus();
+  return fields.Wrong(kLayers, Str("the last of every ", config.mixed_every, " layers"));
 }
 
 // Whether positions rotate Q and K, in a family that may do without.
@@ -350,6 +370,11 @@ absl::Status ReadFields(const Fields& fields, const Architecture& architecture, 
   const ConfigJson& json = architecture.config_json;
   config.architecture = architecture.name;
   if (architecture.local_base) config.local_rope_base = kLocalRopeBase;
+  if (architecture.chunked) {
+    config.attention_chunk = kChunk;
+    config.query_floor = kQueryFloor;
+    config.query_beta = kOwnQueryBeta;
+  }
   for (const ConfigField<ModelConfig>& field : FieldsOf<ModelConfig>()) {
     const JsonField said = JsonFieldOf(architecture, field);
     SetDefault(field, said.otherwise, config);
@@ -384,10 +409,12 @@ absl::Status ReadFields(const Fields& fields, const Architecture& architecture, 
   if (architecture.states == StateKind::kConvolution && !architecture.experts) {
     TREADLE_RETURN_IF_ERROR(AdjustFeedForward(fields, config));
   }
+  if (architecture.chunked) TREADLE_RETURN_IF_ERROR(ReadLlama4(fields, config));
   if (architecture.grouped_experts) TREADLE_RETURN_IF_ERROR(ReadExpertLayers(fields, config));
   for (const Json& type : fields.At("layer_types")) {
     if (states) break;
-    if (type != "attention" && type != "full_attention" && type != "sliding_attention") {
+    if (type != "attention" && type != "full_attention" && type != "sliding_attention" &&
+        !(architecture.chunked && type == "chunked_attention")) {
       return fields.Wrong("layer_types", "attention in every layer");
     }
   }
@@ -427,15 +454,38 @@ void LiftTextConfig(Json& json) {
   }
 }
 
+// The layers of Nemotron-H, which files say by a letter each or by names of their own, as
+// "layer_types"; where these are missing, the number of layers follows.
+void LiftLayerTypes(Json& json) {
+  constexpr std::pair<char, const char*> kLetters[] = {
+      {'M', "mamba"}, {'*', "attention"}, {'-', "mlp"}, {'E', "moe"}};
+  const Json letters = json.value("hybrid_override_pattern", Json());
+  Json types = json.value("layers_block_type", Json());
+  if (letters.is_string()) {
+    types = Json::array();
+    for (const char letter : letters.get<std::string>()) {
+      const auto* const known =
+          std::ranges::find(kLetters, letter, [](auto row) { return row.first; });
+      types.push_back(known == std::end(kLetters) ? Json(std::string(1, letter)) : known->second);
+    }
+  }
+  if (!types.is_array()) return;
+  if (!json.contains("num_hidden_layers")) json["num_hidden_layers"] = types.size();
+  json["layer_types"] = std::move(types);
+}
+
 // Whether this is the description of the class for such layers: of one class there may be several.
 bool Describes(const Architecture& architecture, const Fields& fields) {
   const Json& experts = fields.At("num_local_experts");
-  bool states = false;
+  bool states = false, moe = false;
   for (const Json& type : fields.At("layer_types")) {
     states |= type == "mamba" || type == "linear_attention";
+    moe |= type == "moe";
   }
-  const bool mixes = (experts.is_number() && experts > 0) || fields.At("enable_moe_block") == true;
-  return architecture.experts == mixes && (architecture.states != StateKind::kNone) == states;
+  const bool mixes =
+      moe || (experts.is_number() && experts > 0) || fields.At("enable_moe_block") == true;
+  return architecture.experts == mixes &&
+         (architecture.one_block || (architecture.states != StateKind::kNone) == states);
 }
 
 }  // namespace
@@ -444,6 +494,7 @@ absl::StatusOr<HfConfig> ReadHfConfig(const std::string& folder) {
   const std::string path = (std::filesystem::path(folder) / "config.json").string();
   TREADLE_ASSIGN_OR_RETURN(Json json, ReadJsonFile(path));
   LiftTextConfig(json);
+  LiftLayerTypes(json);
   const Fields fields(json, path);
   const Json& names = fields.At("architectures");
   HfConfig out;

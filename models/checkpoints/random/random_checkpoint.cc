@@ -106,6 +106,15 @@ ModelConfig ConfigOf(const Shape& shape) {
   if (architecture.shared_expert) config.shared_hidden = shape.ffn;
   if (architecture.dense_first)
     config.dense_layers = 1, config.dense_hidden = 10944;  // GLM-4.5 Air's and DeepSeek V2 Lite's
+  if (architecture.dense_between) {                        // Maverick's
+    config.dense_layers = 0, config.mixed_every = 2, config.dense_hidden = 16384;
+    config.head_norms = false;
+  }
+  if (architecture.chunked) {
+    config.query_beta = kOwnQueryBeta;
+    config.query_floor = kQueryFloor;
+    config.attention_chunk = kChunk;
+  }
   config.normalized_experts = !architecture.unnormalized_experts;
   if (architecture.latent) {  // DeepSeek V2 Lite's
     config.latent_dim = 512;
@@ -124,7 +133,9 @@ ModelConfig ConfigOf(const Shape& shape) {
   }
   if (architecture.states != StateKind::kNone) {
     for (int64_t i = 0; i < std::min<int64_t>(config.layers, 1 << 12); ++i) {
-      if ((i + 1) % shape.attention_every != 0) {
+      if (architecture.one_block && i % 2 == 1) {
+        config.ffn_layers.push_back(static_cast<double>(i));
+      } else if ((i + (architecture.one_block ? 2 : 1)) % shape.attention_every != 0) {
         config.state_layers.push_back(static_cast<double>(i));
       }
     }

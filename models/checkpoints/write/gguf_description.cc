@@ -17,6 +17,7 @@ namespace {
 // A list says these of each layer, where layers differ.
 bool ListedByLayer(const Architecture& architecture, std::string_view member) {
   if (member == "kv_heads" && ListsKvHeads(architecture)) return true;
+  if (member == "ffn_hidden" && architecture.one_block) return true;
   return architecture.local_heads && (member == "kv_heads" || member == "ffn_hidden");
 }
 
@@ -253,6 +254,15 @@ absl::Status DescribeModel(const Checkpoint& checkpoint, GgufMetadataWriter& met
     return Unimplemented(checkpoint.path(), ": divides scores by the root of ", config.query_scalar,
                          ", expected ", architecture.gguf_query_scalar(config),
                          ", which a .gguf file means");
+  }
+  if (architecture.chunked &&
+      (config.query_floor != kQueryFloor || config.query_beta != kOwnQueryBeta ||
+       config.head_norms != (config.experts != kExpertsWithoutHeadNorms))) {
+    return Unimplemented(checkpoint.path(), ": floor_scale is ", config.query_floor,
+                         ", attn_scale ", config.query_beta, ", use_qk_norm ",
+                         config.head_norms ? "true" : "false", ", expected ", kQueryFloor, ", ",
+                         kOwnQueryBeta, " and true, but of ", kExpertsWithoutHeadNorms,
+                         " experts, which a .gguf file means");
   }
   if (checkpoint.tokenizer() == nullptr) {
     metadata.Add("tokenizer.ggml.model", "none");

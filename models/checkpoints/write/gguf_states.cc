@@ -47,10 +47,16 @@ void DescribeStates(const ModelConfig& config, const Architecture& architecture,
   }
   const auto count = static_cast<size_t>(config.layers);
   const auto keeps = std::make_unique<bool[]>(count);
-  std::vector<int32_t> kv_heads;
+  std::vector<int32_t> kv_heads, inner;
   for (size_t i = 0; i < count; ++i) {
+    const bool network = config.IsFfn(static_cast<int64_t>(i));
     keeps[i] = config.KeepsState(static_cast<int64_t>(i));
-    kv_heads.push_back(keeps[i] ? 0 : static_cast<int32_t>(config.kv_heads));
+    kv_heads.push_back(keeps[i] || network ? 0 : static_cast<int32_t>(config.kv_heads));
+    inner.push_back(network ? static_cast<int32_t>(config.ffn_hidden) : 0);
+  }
+  if (architecture.one_block) {
+    metadata.Add(prefix + "feed_forward_length", inner);
+    metadata.Add(prefix + "attention.value_length", static_cast<uint32_t>(config.head_dim));
   }
   if (ListsKvHeads(architecture)) {
     metadata.Add(prefix + "attention.head_count_kv", kv_heads);

@@ -96,7 +96,11 @@ absl::StatusOr<Json> MakeConfig(const Checkpoint& source) {
   }
   const bool states = architecture.states != StateKind::kNone;
   for (int64_t i = 0; states && i < config.layers; ++i) {
-    json["layer_types"].push_back(config.KeepsState(i) ? "linear_attention" : "full_attention");
+    json[architecture.one_block ? "layers_block_type" : "layer_types"].push_back(
+        config.KeepsState(i) ? "linear_attention"
+        : !config.IsFfn(i)   ? "full_attention"
+        : config.experts > 0 ? "moe"
+                             : "mlp");
   }
   if (architecture.states == StateKind::kConvolution) json["block_auto_adjust_ff_dim"] = false;
   if (architecture.may_not_rotate) {
@@ -292,7 +296,8 @@ absl::StatusOr<uint64_t> HuggingFaceOutput::Finish(const Provenance& provenance)
 
 std::vector<std::string> HuggingFaceOutput::Notices() const {
   std::vector<std::string> notices;
-  if (ArchitectureOf(source_.config()).hugging_face_experts == FusedExperts::kByTurns) {
+  const FusedExperts experts = ArchitectureOf(source_.config()).hugging_face_experts;
+  if (experts == FusedExperts::kByTurns || experts == FusedExperts::kByHalvesTransposed) {
     notices.push_back(
         "Treadle reads this folder; transformers wants all experts of a layer in one tensor");
   }

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <random>
 #include <set>
 #include <string>
@@ -129,6 +130,54 @@ TEST(KvEvents, EveryReaderComesToKnowWhatIsKept) {
     }
   }
   EXPECT_GT(resyncs, 50);  // or nobody was ever too slow
+}
+
+// Sequences with rings, of states or windows, beside whole pages, which events are about: a third
+// one begins at the copy of a window page that the cache kept of the second, where the two before
+// it part.
+TEST(KvEvents, TellNothingOfCopiesForBranches) {
+  KvEventLog log(100);
+  KvSlotManager kv({60, 9}, {.page_size = kPage, .ring = 2, .whole = true, .window = kPage + 1},
+                   {60, 9}, &log);
+  Reader early(log);
+  early.Read(100);
+  kv.TellWhatIsKept();
+  const auto prompt_of = [](int32_t own) {
+    std::vector<int32_t> ids(40, own);
+    std::iota(ids.begin(), ids.begin() + 14, 0);
+    return ids;
+  };
+  for (const int32_t own : {100, 200, 300}) {
+    const std::vector<int32_t> ids = prompt_of(own);
+    const auto first = [&](int64_t count) {
+      return KvSlotManager::Prefix{"", std::span(ids).first(static_cast<size_t>(count))};
+    };
+    SequencePages pages = kv.Admit(40, 40, 1, first(39))->front();
+    SequencePages* const tables[] = {&pages};
+    const int64_t begun = kv.ShareKept(first(39), tables);
+    EXPECT_EQ(begun, own == 300 ? 12 : 0);
+    IterationPlan plan;
+    kv.AddPrefixCopies(first(begun), pages, plan);
+    for (int64_t next = begun, end = 0; next < 40; next = end) {
+      if (next == 12 && own == 200) EXPECT_THAT(kv.KeepCopies(first(12), pages, plan), SizeIs(1));
+      end = next < 12 ? 12 : 40;
+      kv.NoteWrites(pages, next, end);
+      kv.Keep(first(std::min<int64_t>(end, 39)), pages, {begun, end});
+    }
+    kv.KeepAndRelease(first(40), pages, {begun, 40});
+    while (early.Read(5)) {
+    }
+  }
+  Reader late(log);
+  do {
+    kv.TellWhatIsKept();
+  } while (late.Read(5) || log.wanted());
+  const std::vector<int32_t> next = prompt_of(400);
+  EXPECT_EQ(kv.Find({"", next}).tokens, 12);
+  for (const Reader& reader : {early, late}) {
+    EXPECT_EQ(reader.Cached(next), 12);
+    EXPECT_THAT(reader.blocks, SizeIs(3 + 3 * 7));  // common ones, and those of each
+  }
 }
 
 TEST(KvEvents, HashesTellNoSalts) {

@@ -100,12 +100,17 @@ void RecordRequests(RecordedRun& run, std::unique_ptr<Engine> engine, int epochs
   for (int epoch = 0; epoch < epochs; ++epoch) {
     if (epoch > 0) runner.engine().Restart();
     runner.WaitForRoom();
+    auto requests = RandomRequests(run.seed, run.requests, TinyVocabulary(), 40, 12);
+    for (auto& driven : requests) {
+      std::vector<int32_t>& prompt = driven.request.prompt;
+      prompt.insert(prompt.begin(), static_cast<size_t>(run.shared_prompt), 7);
+    }
     PlanDriver driver({.paging = run.paging,
                        .num_pages = run.pages,
                        .max_batch_tokens = kBatchTokens,
                        .seed = run.seed + static_cast<uint32_t>(epoch),
                        .one_plan_each = one_plan_each},
-                      RandomRequests(run.seed, run.requests, TinyVocabulary(), 40, 12));
+                      std::move(requests));
     if (epoch + 1 == epochs) {
       runner.RunAll(driver);
       continue;

@@ -30,6 +30,7 @@ struct RecordedRun {
   int64_t queue_bytes = 32 << 20;
   uint32_t seed = 1;
   int requests = 12;
+  int32_t shared_prompt = 0;            // tokens that all prompts begin with
   std::vector<std::string> ended = {};  // what the recording told of its end
 
   RecordingOptions Options();

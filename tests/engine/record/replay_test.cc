@@ -9,6 +9,8 @@
 
 #include <bit>
 #include <filesystem>
+#include <map>
+#include <set>
 
 #include "base/status.h"
 #include "engine/plan/plan_messages.h"
@@ -221,6 +223,48 @@ TEST(Replay, AnyBeginningOfAFileIsCleanAndAnyChangedByteIsFound) {
     // A length that says more than there is looks like an end.
     EXPECT_TRUE(!summary.ok() || summary->cut_off > 0) << i;
     recording[i] = static_cast<char>(recording[i] ^ 4);
+  }
+}
+
+// Whether a sequence begins with a page that the cache copied from another one where prompts part:
+// one that no sequence's table has.
+bool BeginsAtABranch(const std::string& recording) {
+  std::map<SequenceId, std::vector<int32_t>> rings;
+  std::set<int32_t> kept;
+  bool begins = false;
+  Changed(recording, [&](const record::Entry& entry) {
+    if (!entry.has_plan()) return true;
+    const auto plan = DecodePlan(entry.plan());
+    TREADLE_CHECK(plan.ok());
+    for (const SequenceId released : plan->releases) rings.erase(released);
+    for (const SequenceStart& start : plan->starts) {
+      rings[start.sequence] = start.pages[PageKind::kWindow];
+    }
+    for (const PageCopy& copy : plan->page_copies[PageKind::kWindow]) {
+      const bool own = std::ranges::any_of(
+          rings, [&](const auto& ring) { return std::ranges::count(ring.second, copy.to) > 0; });
+      begins |= own && kept.contains(copy.from);
+      if (!own) kept.insert(copy.to);
+    }
+    for (const auto& [sequence, ring] : rings) {
+      for (const int32_t page : ring) kept.erase(page);
+    }
+    return true;
+  });
+  return begins;
+}
+
+// A replay computes such prefixes anew: of windows, and of states.
+TEST(Replay, SequencesThatBeginAtABranchAreIdentical) {
+  for (const char* const architecture : {"gemma3", "qwen35", "granitehybrid"}) {
+    SCOPED_TRACE(architecture);
+    RecordedRun run = NewRun("branch", architecture);
+    run.shared_prompt = 80;
+    run.requests = 24;
+    RecordLocal(run);
+    const std::string recording = ReadWhole(run.file);
+    EXPECT_TRUE(BeginsAtABranch(recording));
+    ExpectIdentical(ReplayAll(run, recording));
   }
 }
 

@@ -9,7 +9,10 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "base/status.h"
+#include "kernels/reference/reference_backend.h"
 #include "models/architectures/architecture.h"
+#include "models/model.h"
 #include "tests/models/checkpoints/safetensors_file.h"
 #include "tests/models/checkpoints/scratch_checkpoint.h"
 #include "tests/support/tiny_model.h"
@@ -302,6 +305,13 @@ TEST_F(SafetensorsTest, WhatOtherFamiliesCannotSayIsRefused) {
         {"long_factor", {1, 1, 0, 1}},
         {"original_max_position_embeddings", 8}},
        "rope scaling: a factor is 0, expected 1e-06 to 1e+12"},
+      {"llama4", "moe_layers", {0}, "moe_layers is [0], expected the last of every 2 layers"},
+      {"llama4", "num_experts_per_tok", 2, "num_experts_per_tok is 2, expected 1"},
+      {"nemotron_h", "hybrid_override_pattern", "*?",
+       "layer_types is [\"attention\",\"?\"], expected \"full_attention\", \"mlp\" or what keeps"},
+      {"nemotron_h", "hybrid_override_pattern", "M*",
+       "0 layers are a feed-forward network alone, expected some of nemotron_h"},
+      {"nemotron_h_moe", "moe_latent_size", 16, "moe_latent_size is 16, expected null"},
       {"falcon", "alibi", true, "alibi is true, expected false"},
       {"falcon", "parallel_attn", false, "parallel_attn is false, expected true"},
       {"falcon", "new_decoder_architecture", false, "input_layernorm.weight' is missing"},
@@ -315,6 +325,25 @@ TEST_F(SafetensorsTest, WhatOtherFamiliesCannotSayIsRefused) {
     config_[row.field] = row.value;
     Write("config.json", config_.dump());
     ExpectRefused(Try(), folder_.path(), row.message);
+  }
+}
+
+TEST_F(SafetensorsTest, AContextEndsWithTheFirstChunkOfAttention) {
+  ASSERT_TRUE(WriteTinyFolder(*FindArchitecture("llama4"), folder_.path(), {}).ok());
+  Json config = Json::parse(Read("config.json"));
+  config["max_position_embeddings"] = 100'000;
+  for (const int64_t chunk : {8192, 50}) {
+    config["attention_chunk_size"] = chunk;
+    Write("config.json", config.dump());
+    const auto checkpoint = Checkpoint::Open(folder_.path());
+    ASSERT_EQ(checkpoint.status(), absl::OkStatus());
+    EXPECT_EQ((*checkpoint)->config().context, chunk);
+    const auto backend = CreateReferenceBackend();
+    EXPECT_THAT(std::string(Model::Load(**checkpoint, *backend,
+                                        {.max_batch_tokens = 8, .max_context = chunk + 1})
+                                .status()
+                                .message()),
+                HasSubstr(Str("expected 1 to ", chunk, ", its attention's chunk")));
   }
 }
 
