@@ -17,6 +17,7 @@
 
 #include "base/status.h"
 #include "base/sync.h"
+#include "models/architectures/architecture.h"
 #include "server/durable/stored_frame.h"
 #include "server/grpc/inference.grpc.pb.h"
 #include "tests/server/cli/served_binary.h"
@@ -92,6 +93,7 @@ v1::GenerateRequest Request(int kind) {
 struct Heard {
   std::map<int, std::string> said;
   int tokens = 0;
+  int cached = 0;  // tokens of the prompt
 };
 
 void Hear(grpc::ClientReader<v1::GenerateResponse>& reader, Heard& heard,
@@ -111,6 +113,7 @@ void Hear(grpc::ClientReader<v1::GenerateResponse>& reader, Heard& heard,
     for (const auto& about : output.logprobs()) of_candidate += about.SerializeAsString();
     if (output.has_finish_info()) of_candidate += output.finish_info().SerializeAsString();
     heard.tokens += output.token_ids_size();
+    if (message.has_usage()) heard.cached = static_cast<int>(message.usage().cached_tokens());
   }
 }
 
@@ -253,6 +256,59 @@ TEST_F(DurableBinary, AServerThatIsKilledAtAnyTimeLosesNothing) {
   EXPECT_GT(resumed, 0);
   std::printf("%d kills, %d answers, %d resumed\n", kills, answers.load(), resumed.load());
   EXPECT_EQ(place.Get()->Stop(), 0);
+}
+
+// Two prompts part where a state has been overwritten; a third request begins at the copy that was
+// kept there, and is cut.
+TEST_F(DurableBinary, AStateThatWasCopiedForABranchIsMadeAgain) {
+  model_ = *WriteTinyGguf(*FindArchitecture("granitehybrid"), root_.path(), SlowModel());
+  const auto prompt_of = [](int own, const std::string& id) {
+    v1::GenerateRequest made;
+    for (int i = 0; i < 360; ++i) made.mutable_token_ids()->add_ids(i < 300 ? i % 251 : own);
+    made.set_request_id(Str(id, own));
+    made.mutable_sampling()->set_seed(5);
+    made.mutable_stopping()->set_max_new_tokens(300);
+    made.mutable_stopping()->set_ignore_eos(true);
+    made.mutable_response()->set_logprobs(2);
+    return made;
+  };
+  std::atomic<int> messages = 0;
+  Heard heard[2];
+  for (const bool kill : {false, true}) {
+    ServedBinary server(Flags());
+    ASSERT_SERVES(server);
+    for (const int own : {1, 2, 3}) {
+      Heard of_others;
+      grpc::ClientContext context;
+      const auto reader =
+          server.stub().GenerateStream(&context, prompt_of(own, kill ? "cut-" : "whole-"));
+      messages = 0;
+      std::atomic<bool> over = false;
+      std::thread killer([&] {
+        while (messages < 20 && !over) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        if (kill && own == 3) server.Signal(SIGKILL);
+      });
+      Hear(*reader, own == 3 ? heard[kill] : of_others, messages);
+      over = true;
+      killer.join();
+      EXPECT_EQ(reader->Finish().ok(), !(kill && own == 3));
+    }
+    if (!kill) EXPECT_EQ(server.Stop(), 0);
+  }
+  EXPECT_EQ(heard[0].cached, 288);
+  EXPECT_LT(heard[1].tokens, 300);
+  ServedBinary server(Flags());
+  ASSERT_SERVES(server);
+  v1::ResumeRequest resume;
+  resume.set_request_id("cut-3");
+  resume.set_from_token(heard[1].tokens);
+  grpc::ClientContext context;
+  const auto reader = server.stub().Resume(&context, resume);
+  Hear(*reader, heard[1], messages);
+  EXPECT_TRUE(reader->Finish().ok());
+  EXPECT_EQ(heard[1].tokens, 300);
+  EXPECT_TRUE(heard[1].said == heard[0].said);
+  EXPECT_EQ(server.Stop(), 0);
 }
 
 // Events of a stored request, told again. Empty: it cannot be resumed.
