@@ -9,13 +9,12 @@
 #include "models/architectures/config_fields.h"
 #include "models/architectures/rotary_embedding.h"
 #include "models/checkpoints/gguf/gguf_file.h"
+#include "models/checkpoints/gguf/gguf_layers.h"
 #include "models/checkpoints/latent_tensors.h"
 
 namespace treadle {
 namespace {
 
-constexpr const char* kGgufKvHeads = "attention.head_count_kv";
-constexpr const char* kGgufInner = "feed_forward_length";
 constexpr int64_t kSigmoidGating = 2;  // llama.cpp's number
 
 class GgufCheckpoint final : public Checkpoint {
@@ -29,11 +28,7 @@ class GgufCheckpoint final : public Checkpoint {
   template <typename Struct>
   absl::Status ReadFields(const std::string& prefix, const Architecture& architecture,
                           Struct& out) const;
-  absl::Status ReadStates(const std::string& prefix, StateKind kind);
-  absl::Status ReadBlocks(const std::string& prefix);
   absl::Status CheckRouters(const std::string& prefix, const Architecture& architecture) const;
-  absl::Status ReadWindow(const std::string& prefix, const Architecture& architecture);
-  absl::Status ReadLayerSizes(const std::string& prefix);
   absl::Status CheckRopeKeys(const std::string& prefix) const;
   absl::Status ReadXielu(const Architecture& architecture);
   absl::Status ReadLinear(const std::string& prefix);
@@ -143,11 +138,16 @@ absl::Status GgufCheckpoint::ReadConfig() {
       ReadBias(*architecture, architecture->output_bias, {Part::kAttentionOutput});
   const std::string_view second = architecture->gguf_second_norm;
   if (!second.empty() && Find(Str("blk.0.", second, ".weight")) == nullptr) config_.layer_norms = 1;
-  TREADLE_RETURN_IF_ERROR(ReadWindow(prefix, *architecture));
+  TREADLE_RETURN_IF_ERROR(ReadGgufWindow(*file_, prefix, *architecture, config_));
   if (architecture->states != StateKind::kNone) {
-    TREADLE_RETURN_IF_ERROR(ReadStates(prefix, architecture->states));
+    TREADLE_RETURN_IF_ERROR(ReadGgufStates(*file_, prefix, *architecture, config_));
   }
-  if (architecture->local_heads) TREADLE_RETURN_IF_ERROR(ReadLayerSizes(prefix));
+  if (architecture->local_heads) {
+    const auto has_values = [&](int64_t layer) {
+      return Find(Str("blk.", layer, ".attn_v.weight")) != nullptr;
+    };
+    TREADLE_RETURN_IF_ERROR(ReadGgufLayerSizes(*file_, prefix, has_values, config_));
+  }
   if (architecture->gguf_query_scalar != nullptr) {
     config_.query_scalar = architecture->gguf_query_scalar(config_);
   }
@@ -216,30 +216,6 @@ absl::Status GgufCheckpoint::ReadXielu(const Architecture& architecture) {
   return absl::OkStatus();
 }
 
-// Which layers are local: each `sliding_window_pattern`-th is not, or a list says which are.
-absl::Status GgufCheckpoint::ReadWindow(const std::string& prefix,
-                                        const Architecture& architecture) {
-  // 0: none, as llama.cpp writes of Phi-4.
-  TREADLE_ASSIGN_OR_RETURN(config_.window, file_->Integer(prefix + "attention.sliding_window", 0));
-  if (config_.window == 0 || architecture.local_layers == Presence::kNever) return absl::OkStatus();
-  const std::string key = prefix + "attention.sliding_window_pattern";
-  const GgufValue* const pattern = file_->Find(key);
-  if (pattern == nullptr || pattern->numbers.size() < 2) {
-    TREADLE_ASSIGN_OR_RETURN(config_.global_every, file_->Integer(key, architecture.global_every));
-    return absl::OkStatus();
-  }
-  std::vector<bool> global;
-  for (const double local : pattern->numbers) global.push_back(local == 0);
-  const std::optional<int64_t> period = PeriodOf(global);
-  if (!period || std::ssize(global) != config_.layers) {
-    return Unimplemented(path_, ": metadata ", Quoted(key), " lists ", global.size(),
-                         " layers, expected ", config_.layers,
-                         " with global ones at regular distances");
-  }
-  config_.global_every = *period;
-  return absl::OkStatus();
-}
-
 // How a row's experts are chosen is the family's.
 absl::Status GgufCheckpoint::CheckRouters(const std::string& prefix,
                                           const Architecture& architecture) const {
@@ -253,123 +229,6 @@ absl::Status GgufCheckpoint::CheckRouters(const std::string& prefix,
     TREADLE_ASSIGN_OR_RETURN(const int64_t number, file_->Integer(prefix + key, expected));
     if (number == expected || number == 0) continue;
     return Unimplemented(path_, ": ", prefix, key, " is ", number, ", expected ", expected);
-  }
-  return absl::OkStatus();
-}
-
-// Reads what files say of layers that keep a state besides the table of fields. These are listed,
-// or have no K/V heads; or all but those at regular distances keep one.
-absl::Status GgufCheckpoint::ReadStates(const std::string& prefix, StateKind kind) {
-  if (kind == StateKind::kConvolution) {
-    TREADLE_ASSIGN_OR_RETURN(config_.conv_taps, file_->Integer(prefix + "shortconv.l_cache"));
-  } else {
-    TREADLE_ASSIGN_OR_RETURN(const int64_t inner, file_->Integer(prefix + "ssm.inner_size"));
-    config_.state_value_dim = inner / std::max<int64_t>(1, config_.state_heads);
-  }
-  config_.tiled_states =
-      ArchitectureOf(config_).gguf_tiled_states && config_.state_heads != config_.state_key_heads;
-  if (ArchitectureOf(config_).one_block) return ReadBlocks(prefix);
-  const std::string listed = prefix + "attention.recurrent_layers", heads = prefix + kGgufKvHeads;
-  const GgufValue* const value = file_->Find(listed);
-  const GgufValue* const kv_heads = file_->Find(heads);
-  const bool by_heads = value == nullptr && kv_heads != nullptr && kv_heads->numbers.size() > 1;
-  const GgufValue* const list = by_heads ? kv_heads : value;
-  if (list == nullptr) {
-    const bool delta = kind == StateKind::kDeltaRule;
-    TREADLE_ASSIGN_OR_RETURN(const int64_t every,
-                             file_->Integer(prefix + "full_attention_interval",
-                                            delta ? std::optional(kAttentionEvery) : std::nullopt));
-    for (int64_t i = 0; i < std::min<int64_t>(config_.layers, 1 << 12); ++i) {
-      if (every < 1 || (i + 1) % every != 0) config_.state_layers.push_back(static_cast<double>(i));
-    }
-    return absl::OkStatus();
-  }
-  bool alike = std::ssize(list->numbers) >= config_.layers;
-  for (int64_t i = 0; alike && i < config_.layers; ++i) {
-    const double number = list->numbers[static_cast<size_t>(i)];
-    if ((number == 0) == by_heads) {
-      config_.state_layers.push_back(static_cast<double>(i));
-    } else if (by_heads) {
-      const bool first = std::ssize(config_.state_layers) == i;
-      alike = number >= 1 && number <= 0x1p40 && (first || number == config_.kv_heads);
-      if (alike) config_.kv_heads = static_cast<int64_t>(number);
-    }
-  }
-  if (alike) return absl::OkStatus();
-  return Unimplemented(path_, ": metadata ", Quoted(by_heads ? heads : listed), " lists ",
-                       list->numbers.size(), " layers, expected ", config_.layers,
-                       by_heads ? ", with as many K/V heads wherever there are some" : "");
-}
-
-// Layers of one block each are listed by their K/V heads and inner features: where there are
-// neither they keep a state.
-absl::Status GgufCheckpoint::ReadBlocks(const std::string& prefix) {
-  const std::string names[] = {prefix + kGgufKvHeads, prefix + kGgufInner};
-  int64_t* const sizes[] = {&config_.kv_heads, &config_.ffn_hidden};
-  const GgufValue* const lists[] = {file_->Find(names[0]), file_->Find(names[1])};
-  for (const int what : {0, 1}) {
-    if (lists[what] == nullptr || std::ssize(lists[what]->numbers) < config_.layers) {
-      return Unimplemented(path_, ": metadata ", Quoted(names[what]), " lists ",
-                           lists[what] == nullptr ? 0 : lists[what]->numbers.size(),
-                           " layers, expected ", config_.layers);
-    }
-    *sizes[what] = 0;
-  }
-  for (int64_t i = 0; i < config_.layers; ++i) {
-    double own[2] = {};
-    for (const int what : {0, 1}) {
-      own[what] = lists[what]->numbers[static_cast<size_t>(i)];
-      if (own[what] == 0) continue;
-      const bool whole = own[what] >= 1 && own[what] <= 0x1p40;
-      if (whole && *sizes[what] == 0) *sizes[what] = static_cast<int64_t>(own[what]);
-      if (whole && own[what] == static_cast<double>(*sizes[what]) && own[0] * own[1] == 0) continue;
-      return Unimplemented(path_, ": metadata ", Quoted(names[what]), " says ", own[what],
-                           " of layer ", i, ", expected as of other layers, or 0");
-    }
-    if (own[1] > 0) config_.ffn_layers.push_back(static_cast<double>(i));
-    if (own[0] == 0 && own[1] == 0) config_.state_layers.push_back(static_cast<double>(i));
-  }
-  return absl::OkStatus();
-}
-
-// Reads sizes that a file lists for each layer, or says once of all: heads of K and V, and inner
-// features, with experts those of the one for all rows; and sizes of local layers' heads. A layer
-// without its own V takes its keys' products.
-absl::Status GgufCheckpoint::ReadLayerSizes(const std::string& prefix) {
-  std::vector<bool> global;
-  for (int64_t i = 0; i < config_.layers; ++i) global.push_back(!config_.Local(i));
-  const int64_t first_global = std::ranges::find(global, true) - global.begin();
-  const int64_t first_local = std::ranges::find(global, false) - global.begin();
-  const auto at = [&](const std::string& key, int64_t layer) {
-    const GgufValue* const value = file_->Find(key);
-    if (value == nullptr || value->numbers.empty()) return config_.heads;  // as all families
-    const size_t last = value->numbers.size() - 1;
-    const double number = value->numbers[std::min(static_cast<size_t>(layer), last)];
-    return number >= 1 && number <= 0x1p40 ? static_cast<int64_t>(number) : int64_t{0};
-  };
-  const std::string heads = prefix + kGgufKvHeads, inner = prefix + kGgufInner;
-  config_.kv_heads = at(heads, first_global);
-  config_.local_kv_heads = at(heads, first_local);
-  int64_t ModelConfig::*const dense =
-      config_.experts > 0 ? &ModelConfig::shared_hidden : &ModelConfig::ffn_hidden;
-  config_.*dense = at(inner, 0);
-  config_.wide_shared_layers =
-      config_.shared_kv_layers > 0 && at(inner, config_.layers - 1) != config_.*dense;
-  config_.keys_are_values = Find(Str("blk.", first_global, ".attn_v.weight")) == nullptr;
-  for (int64_t i = 0; i < config_.layers; ++i) {
-    const ModelConfig own = config_.OfLayer(i);
-    for (const auto& [key, size] : {std::pair(heads, own.kv_heads), std::pair(inner, own.*dense)}) {
-      if (size > 0 && at(key, i) == size) continue;
-      return Unimplemented(path_, ": metadata ", Quoted(key), " says ", at(key, i), " of layer ", i,
-                           ", expected ", size, " as of other layers of its kind");
-    }
-  }
-  for (const char* const key : {"attention.value_length_swa", "rope.dimension_count_swa"}) {
-    TREADLE_ASSIGN_OR_RETURN(const int64_t size,
-                             file_->Integer(prefix + key, config_.local_head_dim));
-    if (size == config_.local_head_dim) continue;
-    return Unimplemented(path_, ": ", prefix, key, " is ", size,
-                         ", expected attention.key_length_swa, ", config_.local_head_dim);
   }
   return absl::OkStatus();
 }
@@ -427,7 +286,7 @@ absl::Status GgufCheckpoint::ReadFields(const std::string& prefix, const Archite
         (architecture.states != StateKind::kNone && field.gguf == std::string_view(kGgufKvHeads)) ||
         (architecture.one_block && field.gguf == std::string_view(kGgufInner));
     const bool listed = by_layer && value != nullptr && value->numbers.size() > 1;
-    if (listed) continue;  // ReadLayerSizes' or ReadStates'
+    if (listed) continue;  // ReadGgufLayerSizes' or ReadGgufStates'
     TREADLE_RETURN_IF_ERROR(ReadField(field, *file_, prefix + field.gguf, out));
   }
   return absl::OkStatus();

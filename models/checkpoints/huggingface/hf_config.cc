@@ -8,84 +8,17 @@
 #include "base/status.h"
 #include "models/architectures/config_fields.h"
 #include "models/checkpoints/huggingface/hf_quantization.h"
+#include "models/checkpoints/huggingface/hf_rope.h"
+#include "models/checkpoints/huggingface/json_fields.h"
 
 namespace treadle {
 namespace {
 
 using Json = nlohmann::json;
 
-// A value as an error message shows it: on one line, and only so much of it.
-std::string Text(const Json& value) {
-  constexpr size_t kLongest = 100;
-  const std::string text =
-      value.dump(-1, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace);
-  return text.size() > kLongest ? text.substr(0, kLongest) + "..." : text;
-}
-
-bool IsFinite(const Json& value) { return value.is_number() && std::isfinite(value.get<double>()); }
-
-// Typed access to one JSON object, with errors that name file and field.
-class Fields {
- public:
-  Fields(const Json& json, std::string path) : json_(json), path_(std::move(path)) {}
-
-  const Json& At(const std::string& name) const {
-    static const Json null;
-    const auto found = json_.find(name);
-    return found == json_.end() ? null : *found;
-  }
-  bool Has(const std::string& name) const { return !At(name).is_null(); }
-
-  template <typename Value>
-  absl::Status Wrong(const std::string& name, const Value& expected) const {
-    const Json& found = At(name);
-    return InvalidArgument(path_, ": ", name, " is ", found.is_null() ? "missing" : Text(found),
-                           ", expected ", expected);
-  }
-
-  absl::StatusOr<int64_t> Integer(const std::string& name, std::optional<int64_t> otherwise = {},
-                                  int64_t least = 1) const {
-    const Json& value = At(name);
-    if (value.is_null() && otherwise) return *otherwise;
-    if (IntegerIn(value, least, int64_t{1} << 40)) return value.get<int64_t>();
-    return Wrong(name, least > 0 ? "a positive integer" : "a positive integer or 0");
-  }
-  absl::StatusOr<double> Number(const std::string& name,
-                                std::optional<double> otherwise = {}) const {
-    const Json& value = At(name);
-    if (value.is_null() && otherwise) return *otherwise;
-    if (IsFinite(value)) return value.get<double>();
-    return Wrong(name, "a number");
-  }
-  absl::StatusOr<std::vector<double>> Numbers(const std::string& name, int64_t count) const {
-    const Json& value = At(name);
-    if (value.is_array() && std::ssize(value) == count && std::ranges::all_of(value, IsFinite)) {
-      return value.get<std::vector<double>>();
-    }
-    return Wrong(name, Str("a list of ", count, " numbers"));
-  }
-  absl::StatusOr<bool> Bool(const std::string& name, bool otherwise) const {
-    const Json& value = At(name);
-    if (value.is_null()) return otherwise;
-    if (value.is_boolean()) return value.get<bool>();
-    return Wrong(name, "true or false");
-  }
-  // The field must be missing, null or `expected`.
-  absl::Status Only(const std::string& name, const Json& expected) const {
-    if (!Has(name) || At(name) == expected) return absl::OkStatus();
-    return Wrong(name, expected.dump());
-  }
-
-  const std::string& path() const { return path_; }
-
- private:
-  const Json& json_;
-  const std::string path_;
-};
-
 // "layer_types", where it is there, says which layers are local: all but the first ones, or, if
 // `periodic`, but for one at regular distances.
-absl::Status ReadLayerTypes(const Fields& fields, bool periodic, ModelConfig& config) {
+absl::Status ReadLayerTypes(const JsonFields& fields, bool periodic, ModelConfig& config) {
   constexpr const char* kName = "layer_types";
   if (!fields.Has(kName)) return absl::OkStatus();
   const Json& types = fields.At(kName);
@@ -105,7 +38,7 @@ absl::Status ReadLayerTypes(const Fields& fields, bool periodic, ModelConfig& co
 }
 
 // Reads which layers see a window. For Gemma that is among its sizes.
-absl::Status ReadWindow(const Fields& fields, const Architecture& architecture,
+absl::Status ReadWindow(const JsonFields& fields, const Architecture& architecture,
                         ModelConfig& config) {
   if (architecture.local_layers == Presence::kAlways) {
     return ReadLayerTypes(fields, /*periodic=*/true, config);
@@ -127,124 +60,8 @@ absl::Status ReadWindow(const Fields& fields, const Architecture& architecture,
   return ReadLayerTypes(fields, /*periodic=*/false, config);
 }
 
-// The share of a head that rotates, as transformers rounds it.
-absl::Status ReadRotaryShare(const Fields& fields, const char* name, double& share,
-                             ModelConfig& config) {
-  TREADLE_ASSIGN_OR_RETURN(share, fields.Number(name, share));
-  if (!(share > 0 && share <= 1)) return fields.Wrong(name, "more than 0, at most 1");
-  config.rope_dim = static_cast<int64_t>(static_cast<double>(config.head_dim) * share);
-  return absl::OkStatus();
-}
-
-// "longrope": as transformers works out what the file leaves out.
-absl::Status ReadLongRope(const Fields& fields, const Fields& rope, ModelConfig& config) {
-  LongRope& out = config.long_rope.emplace();
-  TREADLE_ASSIGN_OR_RETURN(out.short_factors, rope.Numbers("short_factor", config.rope_dim / 2));
-  TREADLE_ASSIGN_OR_RETURN(out.long_factors, rope.Numbers("long_factor", config.rope_dim / 2));
-  const char* const original = "original_max_position_embeddings";
-  TREADLE_ASSIGN_OR_RETURN(out.original_context,
-                           (rope.Has(original) ? rope : fields).Integer(original));
-  const auto before = static_cast<double>(out.original_context);
-  double factor = static_cast<double>(config.context) / before;
-  TREADLE_ASSIGN_OR_RETURN(factor, rope.Number("factor", factor));
-  if (factor > 1) out.attention_factor = std::sqrt(1 + std::log(factor) / std::log(before));
-  TREADLE_ASSIGN_OR_RETURN(out.attention_factor,
-                           rope.Number("attention_factor", out.attention_factor));
-  return absl::OkStatus();
-}
-
-// "yarn": likewise.
-absl::Status ReadYarn(const Fields& fields, const Fields& rope, ModelConfig& config) {
-  Yarn& out = config.yarn.emplace();
-  const char* const original = "original_max_position_embeddings";
-  TREADLE_ASSIGN_OR_RETURN(out.original_context,
-                           (rope.Has(original) ? rope : fields).Integer(original, config.context));
-  const double longer =
-      static_cast<double>(config.context) / static_cast<double>(out.original_context);
-  TREADLE_ASSIGN_OR_RETURN(out.factor, rope.Number("factor", longer));
-  TREADLE_ASSIGN_OR_RETURN(out.beta_fast, rope.Number("beta_fast", out.beta_fast));
-  TREADLE_ASSIGN_OR_RETURN(out.beta_slow, rope.Number("beta_slow", out.beta_slow));
-  TREADLE_ASSIGN_OR_RETURN(out.truncate, rope.Bool("truncate", true));
-  TREADLE_ASSIGN_OR_RETURN(const double scale, rope.Number("mscale", 0.0));
-  TREADLE_ASSIGN_OR_RETURN(const double scale_all, rope.Number("mscale_all_dim", 0.0));
-  double attention_factor = Yarn::AttentionFactor(out.factor);
-  if (scale != 0 && scale_all != 0) {
-    attention_factor =
-        Yarn::AttentionFactor(out.factor, scale) / Yarn::AttentionFactor(out.factor, scale_all);
-  }
-  TREADLE_ASSIGN_OR_RETURN(out.attention_factor, rope.Number("attention_factor", attention_factor));
-  TREADLE_ASSIGN_OR_RETURN(out.query_beta, rope.Number("llama_4_scaling_beta", 0.0));
-  if (config.latent_dim > 0) out.score_scale = scale_all;
-  return absl::OkStatus();
-}
-
-// "proportional": a share of the pairs rotates, the first ones, by the frequencies of all.
-absl::Status ReadProportional(const Fields& rope, ModelConfig& config) {
-  constexpr const char* kName = "partial_rotary_factor";
-  TREADLE_RETURN_IF_ERROR(rope.Only("factor", 1.0));
-  TREADLE_ASSIGN_OR_RETURN(const double share, rope.Number(kName, 1.0));
-  const auto head_dim = static_cast<double>(config.head_dim);
-  config.rotated_pairs = static_cast<int64_t>(std::floor(share * head_dim / 2));
-  if (share <= 1 && config.rotated_pairs > 0) return absl::OkStatus();
-  return rope.Wrong(kName, Str("at most 1, and a pair of ", config.head_dim, " elements"));
-}
-
-// rope_theta and rope_scaling, or both in one object `rope_parameters` (newer files), which may
-// hold one for global and one for local layers.
-absl::Status ReadRope(const Fields& fields, const ConfigJson& json, ModelConfig& config) {
-  TREADLE_ASSIGN_OR_RETURN(config.rope_base, fields.Number(json.rope_base, json.default_rope_base));
-  if (config.latent_dim == 0) config.rope_dim = config.head_dim;
-  double share = json.default_rotary_share;
-  TREADLE_ASSIGN_OR_RETURN(const int64_t rotated, fields.Integer("rotary_dim", 0, 0));
-  if (rotated > 0) share = static_cast<double>(rotated) / static_cast<double>(config.head_dim);
-  if (json.rotary_share != nullptr) {
-    TREADLE_RETURN_IF_ERROR(ReadRotaryShare(fields, json.rotary_share, share, config));
-  }
-  const char* name = fields.Has("rope_parameters") ? "rope_parameters" : "rope_scaling";
-  if (!fields.Has(name)) return absl::OkStatus();
-  if (!fields.At(name).is_object()) return fields.Wrong(name, "an object");
-  const Fields both(fields.At(name), fields.path() + ": " + name);
-  const bool apart = both.At("full_attention").is_object();
-  if (const Fields local(both.At("sliding_attention"), both.path() + ": sliding_attention");
-      apart) {
-    TREADLE_RETURN_IF_ERROR(local.Only("rope_type", "default"));
-    TREADLE_RETURN_IF_ERROR(local.Only("partial_rotary_factor", 1.0));
-    TREADLE_ASSIGN_OR_RETURN(config.local_rope_base,
-                             local.Number("rope_theta", config.local_rope_base));
-  }
-  const Fields rope(apart ? both.At("full_attention") : fields.At(name), both.path());
-  TREADLE_ASSIGN_OR_RETURN(config.rope_base, rope.Number("rope_theta", config.rope_base));
-  if (rope.At("rope_type") == "proportional") return ReadProportional(rope, config);
-  TREADLE_RETURN_IF_ERROR(json.rotary_share == nullptr
-                              ? rope.Only("partial_rotary_factor", 1.0)
-                              : ReadRotaryShare(rope, "partial_rotary_factor", share, config));
-  const char* type_name = rope.Has("rope_type") ? "rope_type" : "type";
-  const Json& type = rope.At(type_name);
-  if (type.is_null() || type == "default") return absl::OkStatus();
-  if (type == "linear") {
-    TREADLE_ASSIGN_OR_RETURN(config.rope_linear_factor, rope.Number("factor"));
-    return absl::OkStatus();
-  }
-  // Hunyuan's: a fixed factor of the base, by which context grows as much.
-  if (type == "dynamic" && rope.Has("alpha")) {
-    TREADLE_ASSIGN_OR_RETURN(const double alpha, rope.Number("alpha"));
-    const auto dim = static_cast<double>(config.rope_dim);
-    config.rope_base *= std::pow(alpha, dim / (dim - 2));
-    return absl::OkStatus();
-  }
-  if (type == "longrope" || type == "su") return ReadLongRope(fields, rope, config);
-  if (type == "yarn") return ReadYarn(fields, rope, config);
-  if (type != "llama3") return rope.Wrong(type_name, "default, linear, llama3, longrope or yarn");
-  RopeScaling scaling = {0, 0, 0, 0};  // the file says all of it
-  for (const auto& field : FieldsOf<RopeScaling>()) {
-    TREADLE_RETURN_IF_ERROR(ReadField(field, rope, field.json, scaling));
-  }
-  config.rope_scaling = scaling;
-  return absl::OkStatus();
-}
-
 // "no_rope_layers", where it is there: 1 for each layer that rotates, 0 for one that does not.
-absl::Status ReadRotatingLayers(const Fields& fields, ModelConfig& config) {
+absl::Status ReadRotatingLayers(const JsonFields& fields, ModelConfig& config) {
   constexpr const char* kName = "no_rope_layers";
   if (!fields.Has(kName)) return absl::OkStatus();
   std::vector<bool> unrotated;
@@ -261,7 +78,7 @@ absl::Status ReadRotatingLayers(const Fields& fields, ModelConfig& config) {
 
 // Which layers keep a state: as "layer_types" or "full_attn_idxs" says, or, by the delta rule, all
 // but those at regular distances.
-absl::Status ReadStateLayers(const Fields& fields, const Architecture& architecture,
+absl::Status ReadStateLayers(const JsonFields& fields, const Architecture& architecture,
                              ModelConfig& config) {
   constexpr const char *kTypes = "layer_types", *kAttending = "full_attn_idxs";
   const char* const network = architecture.experts ? ", \"moe\"" : ", \"mlp\"";
@@ -301,7 +118,7 @@ absl::Status ReadStateLayers(const Fields& fields, const Architecture& architect
 
 // Steps of Mamba 2 that have other bounds than 0 and infinity, which transformers writes as an
 // object.
-absl::Status CheckSteps(const Fields& fields) {
+absl::Status CheckSteps(const JsonFields& fields) {
   constexpr const char* kName = "time_step_limit";
   const Json& limits = fields.At(kName);
   const bool none = limits.is_array() && limits.size() == 2 && limits[0] == 0 &&
@@ -310,7 +127,7 @@ absl::Status CheckSteps(const Fields& fields) {
 }
 
 // The feed-forward size of LFM2, which follows from what the file says.
-absl::Status AdjustFeedForward(const Fields& fields, ModelConfig& config) {
+absl::Status AdjustFeedForward(const JsonFields& fields, ModelConfig& config) {
   TREADLE_ASSIGN_OR_RETURN(const bool adjusts, fields.Bool("block_auto_adjust_ff_dim", true));
   if (!adjusts) return absl::OkStatus();
   constexpr const char* kFactor = "block_ffn_dim_multiplier";
@@ -324,7 +141,7 @@ absl::Status AdjustFeedForward(const Fields& fields, ModelConfig& config) {
 
 // "moe_layers", where it is there: the last of every so many layers, as the step between them says.
 // Queries grow unless "attn_temperature_tuning" says no.
-absl::Status ReadLlama4(const Fields& fields, ModelConfig& config) {
+absl::Status ReadLlama4(const JsonFields& fields, ModelConfig& config) {
   constexpr const char *kLayers = "moe_layers", *kTuning = "attn_temperature_tuning";
   const Json& tuning = fields.At(kTuning);
   if (tuning == false || tuning == 0) config.query_beta = 0;
@@ -337,7 +154,7 @@ absl::Status ReadLlama4(const Fields& fields, ModelConfig& config) {
 }
 
 // Whether positions rotate Q and K, in a family that may do without.
-absl::Status ReadRotation(const Fields& fields, ModelConfig& config) {
+absl::Status ReadRotation(const JsonFields& fields, ModelConfig& config) {
   constexpr const char* kName = "position_embedding_type";
   const Json& type = fields.At(kName);
   if (type == "rope") return absl::OkStatus();
@@ -348,7 +165,7 @@ absl::Status ReadRotation(const Fields& fields, ModelConfig& config) {
 
 // "mlp_layer_types", where it is there: which layers have experts, all but the first ones.
 // DeepSeek V2's "greedy" looks at all groups of them.
-absl::Status ReadExpertLayers(const Fields& fields, ModelConfig& config) {
+absl::Status ReadExpertLayers(const JsonFields& fields, ModelConfig& config) {
   constexpr const char* kName = "mlp_layer_types";
   if (fields.At("topk_method") == "greedy") config.expert_groups = config.used_expert_groups = 1;
   if (!fields.Has(kName)) return absl::OkStatus();
@@ -365,7 +182,7 @@ absl::Status ReadExpertLayers(const Fields& fields, ModelConfig& config) {
                       Str("\"dense\" of the first of ", config.layers, " layers, then \"sparse\""));
 }
 
-absl::Status ReadFields(const Fields& fields, const Architecture& architecture, HfConfig& out) {
+absl::Status ReadFields(const JsonFields& fields, const Architecture& architecture, HfConfig& out) {
   ModelConfig& config = out.config;
   const ConfigJson& json = architecture.config_json;
   config.architecture = architecture.name;
@@ -419,7 +236,7 @@ absl::Status ReadFields(const Fields& fields, const Architecture& architecture, 
     }
   }
   if (!architecture.rotary) return absl::OkStatus();
-  TREADLE_RETURN_IF_ERROR(ReadRope(fields, json, config));
+  TREADLE_RETURN_IF_ERROR(ReadHfRope(fields, json, config));
   TREADLE_RETURN_IF_ERROR(ReadWindow(fields, architecture, config));
   TREADLE_RETURN_IF_ERROR(ReadRotatingLayers(fields, config));
   if (architecture.may_not_rotate) TREADLE_RETURN_IF_ERROR(ReadRotation(fields, config));
@@ -475,7 +292,7 @@ void LiftLayerTypes(Json& json) {
 }
 
 // Whether this is the description of the class for such layers: of one class there may be several.
-bool Describes(const Architecture& architecture, const Fields& fields) {
+bool Describes(const Architecture& architecture, const JsonFields& fields) {
   const Json& experts = fields.At("num_local_experts");
   bool states = false, moe = false;
   for (const Json& type : fields.At("layer_types")) {
@@ -495,7 +312,7 @@ absl::StatusOr<HfConfig> ReadHfConfig(const std::string& folder) {
   TREADLE_ASSIGN_OR_RETURN(Json json, ReadJsonFile(path));
   LiftTextConfig(json);
   LiftLayerTypes(json);
-  const Fields fields(json, path);
+  const JsonFields fields(json, path);
   const Json& names = fields.At("architectures");
   HfConfig out;
   std::string known;
@@ -508,7 +325,7 @@ absl::StatusOr<HfConfig> ReadHfConfig(const std::string& folder) {
     }
   }
   if (found == nullptr) {
-    return Unimplemented(path, ": architectures is ", Text(names), ", expected one of ", known);
+    return Unimplemented(path, ": architectures is ", JsonText(names), ", expected one of ", known);
   }
   TREADLE_RETURN_IF_ERROR(ReadFields(fields, *found, out));
   TREADLE_ASSIGN_OR_RETURN(out.quantization, ReadHfQuantization(json, path));

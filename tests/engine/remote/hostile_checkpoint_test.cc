@@ -144,7 +144,7 @@ TEST(HostileCheckpoint, ConfigurationsArriveAsTheyWere) {
     ASSERT_EQ(DecodeConfig(parsed, arrived), absl::OkStatus());
     ASSERT_EQ(arrived, config);
   }
-  EXPECT_EQ(names.size(), 60u + 4 + 4 + 8);
+  EXPECT_EQ(names.size(), 65u + 4 + 4 + 8);
 }
 
 TEST(HostileCheckpoint, ConfigurationsThatAreNotOursAreRefused) {

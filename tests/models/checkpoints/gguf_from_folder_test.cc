@@ -194,12 +194,24 @@ TEST_F(GgufFromFolder, OfLayersThatKeepAState) {
   }
 }
 
-// A folder of a model that sees images has the model of text in it: `name`'s tensors under other
-// names, its config.json as a part, and a tensor of the vision tower.
-void WriteWithTower(const std::string& name, const std::string& folder) {
+// A folder of a model that sees images has the model of text in it: its tensors under other names,
+// its config.json as a part, and a tensor of the vision tower.
+struct WithTower {
+  const char* model;   // of text
+  const char* before;  // what begins the names that change, and what does then
+  const char* after;
+  const char* tower;
+  const char* family;
+  const char* type;
+};
+constexpr WithTower kWithTowers[] = {
+    {"gemma4-large", "model.", "model.language_model.", "model.vision_tower.",
+     "Gemma4ForConditionalGeneration", "gemma4"},
+    {"llama4", "", "language_model.", "vision_model.", "Llama4ForConditionalGeneration", "llama4"}};
+void WriteWithTower(const WithTower& row, const std::string& folder) {
   using Json = nlohmann::json;
   const auto read = [&](const char* file) {
-    std::ifstream in(Str(TREADLE_TESTDATA "/models/", name, "/", file), std::ios::binary);
+    std::ifstream in(Str(TREADLE_TESTDATA "/models/", row.model, "/", file), std::ios::binary);
     return std::string(std::istreambuf_iterator<char>(in), {});
   };
   const std::string bytes = read("model.safetensors");
@@ -209,9 +221,10 @@ void WriteWithTower(const std::string& name, const std::string& folder) {
   const Json stored = Json::parse(bytes.substr(sizeof(length), length));
   Json header;
   for (const auto& [key, entry] : stored.items()) {
-    header[key.starts_with("model.") ? "model.language_model." + key.substr(6) : key] = entry;
+    const bool changes = key.starts_with(row.before);
+    header[changes ? row.after + key.substr(std::strlen(row.before)) : key] = entry;
   }
-  header["model.vision_tower.patch_embedder.weight"] = {
+  header[Str(row.tower, "patch_embedder.weight")] = {
       {"dtype", "F32"}, {"shape", {1, 1}}, {"data_offsets", {data.size(), data.size() + 4}}};
   std::string text = header.dump();
   text.resize((text.size() + 7) / 8 * 8, ' ');
@@ -223,24 +236,27 @@ void WriteWithTower(const std::string& name, const std::string& folder) {
   Json config = Json::parse(read("config.json"));
   config.erase("architectures");
   config["use_bidirectional_attention"] = "vision";
-  std::ofstream(folder + "/config.json")
-      << Json({{"architectures", {"Gemma4ForConditionalGeneration"}},
-               {"model_type", "gemma4"},
-               {"text_config", config},
-               {"vision_config", Json::object()}});
+  std::ofstream(folder + "/config.json") << Json({{"architectures", {row.family}},
+                                                  {"model_type", row.type},
+                                                  {"text_config", config},
+                                                  {"vision_config", Json::object()}});
 }
 
 TEST_F(GgufFromFolder, AVisionTowerIsNamedAndLeftAside) {
-  const std::string in = Path("with-tower");
-  WriteWithTower("gemma4-large", in);
-  const auto checkpoint = Checkpoint::Open(in);
-  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-  EXPECT_THAT((*checkpoint)->left_aside(), ElementsAre("vision_tower"));
-  EXPECT_THAT(ReportText(Inspect(**checkpoint), {}),
-              HasSubstr("vision_tower: text alone is served"));
-  EXPECT_EQ(Logits(in, "keep"), Logits(TREADLE_TESTDATA "/models/gemma4-large", "keep"));
-  ExpectSameBits(in, ".gguf", "keep");
-  ExpectSameBits(in, "", "keep");
+  for (const WithTower& row : kWithTowers) {
+    SCOPED_TRACE(row.model);
+    const std::string in = Path(Str("with-tower-", row.type));
+    WriteWithTower(row, in);
+    const auto checkpoint = Checkpoint::Open(in);
+    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+    ASSERT_EQ((*checkpoint)->left_aside().size(), 1u);
+    const std::string tower = (*checkpoint)->left_aside()[0];
+    EXPECT_THAT(row.tower, HasSubstr(tower));
+    EXPECT_THAT(ReportText(Inspect(**checkpoint), {}), HasSubstr(tower + ": text alone is served"));
+    EXPECT_EQ(Logits(in, "keep"), Logits(Str(TREADLE_TESTDATA "/models/", row.model), "keep"));
+    ExpectSameBits(in, ".gguf", "keep");
+    ExpectSameBits(in, "", "keep");
+  }
 }
 
 TEST_F(GgufFromFolder, RefusesAScaleOfScoresThatGgufDoesNotMean) {
