@@ -221,7 +221,7 @@ void WriteWithTower(const WithTower& row, const std::string& folder) {
   const Json stored = Json::parse(bytes.substr(sizeof(length), length));
   Json header;
   for (const auto& [key, entry] : stored.items()) {
-    const bool changes = key.starts_with(row.before);
+    const bool changes = key != "__metadata__" && key.starts_with(row.before);
     header[changes ? row.after + key.substr(std::strlen(row.before)) : key] = entry;
   }
   header[Str(row.tower, "patch_embedder.weight")] = {
