@@ -203,8 +203,11 @@ TEST_P(WholeModels, SayTheSameOnAGpu) {
   const auto path = WriteTinyGguf(GetParam(), directory, {});
   ASSERT_TRUE(path.ok()) << path.status();
   const Numbers floats = {DType::kF32, DType::kF32};
-  const bool window =
-      GetParam().local_layers != Presence::kNever || GetParam().states != StateKind::kNone;
+  const auto checkpoint = Checkpoint::Open(*path);
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  const ModelConfig& config = (*checkpoint)->config();
+  bool window = false;
+  for (int64_t i = 0; i < config.layers; ++i) window |= config.HasRing(i);
   ExpectAlike(ResultsOn(*path, DeviceChoice::kCpu, floats, TwoRequests(window)),
               ResultsOn(*path, DeviceChoice::kCuda, floats, TwoRequests(window)), 1e-4);
   std::filesystem::remove_all(directory);
