@@ -139,7 +139,7 @@ void ExpectAsConverted(const std::string& written, const std::string& converted)
     ASSERT_TRUE(found.contains(tensor.name));
     const StoredTensor& ours = *found[tensor.name];
     ASSERT_EQ(ours.shape, tensor.shape);
-    // Of Nemotron-H the converter orders rows of Q and K in pairs, though nothing rotates them.
+    // The converter orders Nemotron-H's rows of Q and K in pairs, though nothing rotates them.
     const bool either =
         tensor.name.ends_with("attn_q.weight") || tensor.name.ends_with("attn_k.weight");
     if (either && !ArchitectureOf((*Checkpoint::Open(written))->config()).rotary) continue;
