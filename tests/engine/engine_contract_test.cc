@@ -313,7 +313,7 @@ bool HasAdapters(const EngineKind& kind) { return kind.stages <= 2 && kind.ranks
 
 // Each request has one of three adapters, a soft prompt of 11 positions, or none.
 TEST_P(EngineContract, AdaptersOfTheCompanyDoNotMatter) {
-  if (!HasAdapters(GetParam())) GTEST_SKIP() << "two layers are too few";
+  if (!HasAdapters(GetParam())) GTEST_SKIP() << "the model has two layers, for two stages at most";
   const std::string base = TREADLE_TESTDATA "/models/llama-grouped";
   const auto checkpoint = Checkpoint::Open(base);
   ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
@@ -339,7 +339,7 @@ TEST_P(EngineContract, AdaptersOfTheCompanyDoNotMatter) {
 
 // An adapter that is not loaded, or not any more, ends the epoch; what has begun with it goes on.
 TEST_P(EngineContract, AnAdapterIsThereFromItsLoadToItsUnload) {
-  if (!HasAdapters(GetParam())) GTEST_SKIP() << "two layers are too few";
+  if (!HasAdapters(GetParam())) GTEST_SKIP() << "the model has two layers, for two stages at most";
   const std::string base = TREADLE_TESTDATA "/models/llama-grouped";
   const auto checkpoint = Checkpoint::Open(base);
   ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();

@@ -20,8 +20,8 @@ inline constexpr const char* kGgufInner = "feed_forward_length";
 // Which layers are local: each `sliding_window_pattern`-th is not, or a list says which are.
 absl::Status ReadGgufWindow(const GgufFile& file, const std::string& prefix,
                             const Architecture& architecture, ModelConfig& config);
-// Numbers of layers that keep a state, besides the table of fields. These layers are listed, or have
-// no K/V heads; or all but those at regular distances keep one.
+// Numbers of layers that keep a state, besides the table of fields. These layers are listed, or
+// have no K/V heads; or all but those at regular distances keep one.
 absl::Status ReadGgufStates(const GgufFile& file, const std::string& prefix,
                             const Architecture& architecture, ModelConfig& config);
 // Sizes that a file lists for each layer, or says once of all: heads of K and V, and inner
