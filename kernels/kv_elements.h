@@ -25,9 +25,9 @@ inline BFloat16 KvScale(float largest) {
 // of f16 one that it holds.
 inline float KvBf16(DType cache, float x) {
   const float rounded = ToFloat(ToNormalBFloat16(x));
-  constexpr float kMost = 65280;  // the largest bf16 below 65504
-  if (cache != DType::kF16 || !std::isfinite(x) || std::fabs(rounded) <= kMost) return rounded;
-  return std::copysign(kMost, x);
+  constexpr float kMax = 65280;  // the largest bf16 below 65504
+  if (cache != DType::kF16 || !std::isfinite(x) || std::fabs(rounded) <= kMax) return rounded;
+  return std::copysign(kMax, x);
 }
 
 // One head's K or V of one slot of a page.

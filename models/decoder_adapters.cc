@@ -39,10 +39,10 @@ float LargestOf(std::span<const float> values) {
 // Brings A and B, which is to be multiplied by `scale`, to like magnitudes by a power of two.
 // False, and nothing is changed, if F16 would lose more of them than its 11 bits say.
 bool FitHalves(std::span<float> a, std::span<const float> b, float& scale) {
-  constexpr float kLeast = 0x1p-10f, kMost = 0x1p15f;
+  constexpr float kLeast = 0x1p-10f, kMax = 0x1p15f;
   const float of_a = LargestOf(a), of_b = LargestOf(b) * std::abs(scale);
   const float both = std::sqrt(of_a) * std::sqrt(of_b);
-  if (!(both >= kLeast && both <= kMost)) return false;
+  if (!(both >= kLeast && both <= kMax)) return false;
   const float power = std::exp2(std::round(std::log2(of_b / of_a) / 2));
   for (float& value : a) value *= power;
   scale /= power;

@@ -365,14 +365,14 @@ void LoopCore::Foretell(Request& request) {
   for (const PlanInFlight& plan : in_flight_) in_flight += cost_.Of(plan.work);
   const PolicyView view{pool_.live(), kv_.Capacity(), limits_, now_, cached_};
   request.predicted_first_token =
-      forecast_.Predict(view, policy_.Order(view), request, in_flight, most + kLongestRetry);
+      forecast_.Predict(view, policy_.Order(view), request, in_flight, most + kMaxRetry);
   const double late = request.predicted_first_token.value_or(0) - most;
   if (late <= 0) return;
   const absl::Status refusal = ResourceExhausted(
       "the first token would come in ", *request.predicted_first_token, " s or later, with ",
       running_, " requests that run and ", waiting_ - 1, " that wait; expected less than the ",
       most, " s of ", by_deadline ? "its deadline" : "--max-ttft");
-  End(request, WithRetryAfter(refusal, std::min(late, kLongestRetry)));
+  End(request, WithRetryAfter(refusal, std::min(late, kMaxRetry)));
 }
 
 void LoopCore::Apply(RequestPool::Command& command) {

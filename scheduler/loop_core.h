@@ -66,7 +66,7 @@ class LoopCore {
   };
 
   static constexpr std::chrono::seconds kRestartPatience{30};
-  static constexpr double kLongestRetry = 60;  // seconds that a refusal by max_ttft asks for
+  static constexpr double kMaxRetry = 60;  // seconds that a refusal by max_ttft asks for
 
   LoopCore(Engine& engine, KvSlotManager& kv, RequestPool& pool, Policy& policy, Ledger& ledger,
            const TimeSource& time, const Options& options);

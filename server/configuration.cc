@@ -117,10 +117,10 @@ absl::StatusOr<Words> ParseModelNames(const std::string& text) {
   Words names = absl::StrSplit(text, ',');
   for (const std::string& name : names) {
     const auto printable = [](unsigned char c) { return c > ' ' && c != 0x7f; };
-    if (!name.empty() && name.size() <= kLongestModelName && std::ranges::all_of(name, printable)) {
+    if (!name.empty() && name.size() <= kMaxModelName && std::ranges::all_of(name, printable)) {
       continue;
     }
-    return InvalidArgument("has ", Quoted(name), ", expected names of 1 to ", kLongestModelName,
+    return InvalidArgument("has ", Quoted(name), ", expected names of 1 to ", kMaxModelName,
                            " bytes without spaces, and commas between them");
   }
   return names;

@@ -59,11 +59,11 @@ absl::StatusOr<LengthRange> ParseLengthRange(const std::string& text) {
                                       : std::nullopt);
   }
   const bool given = std::ranges::all_of(numbers, [](const std::optional<double>& number) {
-    return number && std::isfinite(*number) && *number <= kMostTokens;
+    return number && std::isfinite(*number) && *number <= kMaxTokens;
   });
   if (given && normal && (numbers.size() == 2 || numbers.size() == 3) && *numbers[0] >= 1 &&
       *numbers[1] > 0 && (numbers.size() == 2 || *numbers[2] >= *numbers[0])) {
-    const double most = numbers.size() == 3 ? *numbers[2] : kMostTokens;
+    const double most = numbers.size() == 3 ? *numbers[2] : kMaxTokens;
     return LengthRange{1, static_cast<int32_t>(most), *numbers[0], *numbers[1]};
   }
   if (given && !normal && numbers.size() <= 2 && *numbers[0] >= 1 &&

@@ -23,8 +23,8 @@ struct TraceEntry {
   std::vector<int64_t> blocks = {};  // what the prompt's blocks hold: the same where the number is
   std::vector<int32_t> token_ids = {};  // what the prompt, or this turn of it, says
 };
-inline constexpr int32_t kBlockTokens = 512;     // of a block, but for a prompt's last one
-inline constexpr int32_t kMostTokens = 1 << 30;  // of a prompt or an answer
+inline constexpr int32_t kBlockTokens = 512;    // of a block, but for a prompt's last one
+inline constexpr int32_t kMaxTokens = 1 << 30;  // of a prompt or an answer
 
 // How many tokens: "128", "32:512" (uniform, both ends included) or "lognormal:MEAN:STDDEV[:MAX]"
 // (a length above MAX is MAX).

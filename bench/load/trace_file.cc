@@ -32,11 +32,11 @@ std::optional<double> TimeIn(std::string text) {
 // A number of tokens as the file has it.
 absl::StatusOr<int32_t> TokensIn(const char* name, std::optional<double> number,
                                  std::string_view found) {
-  if (number && *number == std::floor(*number) && *number >= 0 && *number <= kMostTokens) {
+  if (number && *number == std::floor(*number) && *number >= 0 && *number <= kMaxTokens) {
     return static_cast<int32_t>(*number);
   }
   return InvalidArgument(name, " is '", std::string(found.substr(0, 80)),
-                         "', expected a whole number from 0 to ", kMostTokens);
+                         "', expected a whole number from 0 to ", kMaxTokens);
 }
 
 // The columns of a format.
@@ -202,7 +202,7 @@ class Conversation {
       turn.arrival = -std::log(1 - random_.Uniform()) * options_.think_time;
       turn.after = last_;
     }
-    if (before + std::ssize(said_) > kMostTokens) return InvalidArgument("it is too long");
+    if (before + std::ssize(said_) > kMaxTokens) return InvalidArgument("it is too long");
     turn.input_tokens = static_cast<int32_t>(before + std::ssize(said_));
     turn.output_tokens = static_cast<int32_t>(ids.size());
     turn.token_ids = std::exchange(said_, {});

@@ -31,10 +31,10 @@ absl::StatusOr<bool> Attains(const Roofline& machine, const Serving& serving,
 // Doubles and halves, then bisects: to about 3 %.
 absl::StatusOr<double> HighestRate(const Roofline& machine, const Serving& serving,
                                    const SearchOptions& options) {
-  constexpr double kLeast = 1.0 / 1024, kMost = 65536;
+  constexpr double kLeast = 1.0 / 1024, kMax = 65536;
   double low = 1;
   TREADLE_ASSIGN_OR_RETURN(const bool begins, Attains(machine, serving, options, low));
-  for (double next = low; next >= kLeast && next <= kMost;) {
+  for (double next = low; next >= kLeast && next <= kMax;) {
     next = begins ? 2 * low : low / 2;
     TREADLE_ASSIGN_OR_RETURN(const bool attains, Attains(machine, serving, options, next));
     if (attains != begins) {

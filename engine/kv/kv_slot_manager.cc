@@ -269,7 +269,7 @@ std::vector<PageName> KvSlotManager::AddStores(IterationPlan& plan) {
     files_->NoteDropped(std::ssize(to_store_));
     to_store_.clear();
   }
-  const int64_t most = std::max<int64_t>(1, kMostStoredBytes / files_->page_bytes());
+  const int64_t most = std::max<int64_t>(1, kMaxStoredBytes / files_->page_bytes());
   while (!to_store_.empty() && std::ssize(names) < most) {
     auto& [page, store] = *to_store_.begin();
     plan.page_stores.push_back({page, store.tag});

@@ -123,10 +123,10 @@ class KvSlotManager {
   void ForgetAll() { index_.Clear(); }
   PageFiles* files() const { return files_; }
   bool has_stores() const { return !to_store_.empty(); }
-  // Has the plan give pages for the second tier, at most kMostStoredBytes of them. Returns their
+  // Has the plan give pages for the second tier, at most kMaxStoredBytes of them. Returns their
   // names, in the plan's order.
   std::vector<PageName> AddStores(IterationPlan& plan);
-  static constexpr int64_t kMostStoredBytes = 16 << 20;
+  static constexpr int64_t kMaxStoredBytes = 16 << 20;
   // Gives those who follow the events a snapshot, if they want one.
   void TellWhatIsKept() const;
   int64_t idle_pages(PageKind kind) const { return pools_[kind].idle; }

@@ -73,7 +73,7 @@ float SixBits(const float* values, const float* weights, bool searched, uint8_t*
 
 template <int kBits>
 void EncodeMinima(const float* values, const float* importance, std::byte* out) {
-  constexpr int kMost = (1 << kBits) - 1, kGroup = 32, kGroups = 8;
+  constexpr int kMax = (1 << kBits) - 1, kGroup = 32, kGroups = 8;
   constexpr MinimumFit kPlain =
       kBits == 4 ? MinimumFit{-1.0f, 0.1f, 20} : MinimumFit{-0.5f, 0.1f, 15};
   constexpr MinimumFit kImportant = {-0.9f, 0.05f, 36};
@@ -90,7 +90,7 @@ void EncodeMinima(const float* values, const float* importance, std::byte* out) 
     }
     sums[g] = Sum(weights, kGroup);
     scales[g] =
-        FitMinimum({run, weights, kGroup}, kMost, importance != nullptr ? kImportant : kPlain,
+        FitMinimum({run, weights, kGroup}, kMax, importance != nullptr ? kImportant : kPlain,
                    codes + kGroup * g, &minima[g]);
   }
   StoreHalf(SixBits(scales, sums, importance != nullptr, scale_codes), out);
@@ -106,7 +106,7 @@ void EncodeMinima(const float* values, const float* importance, std::byte* out) 
   for (int g = 0; g < kGroups; ++g) {
     const ScaleAndMinimum pair = SixBitPair(packed, g);
     Requantize(values + kGroup * g, kGroup, LoadHalf(out) * static_cast<float>(pair.scale),
-               LoadHalf(out + 2) * static_cast<float>(pair.minimum), 0, kMost, codes + kGroup * g);
+               LoadHalf(out + 2) * static_cast<float>(pair.minimum), 0, kMax, codes + kGroup * g);
   }
   uint8_t* high = packed + 12;
   uint8_t* nibbles = high + (kBits == 5 ? 32 : 0);

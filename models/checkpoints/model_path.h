@@ -10,7 +10,7 @@
 namespace treadle {
 
 // Bytes of a model's name in messages, labels and reports: whoever made the file chose it.
-inline constexpr size_t kLongestModelName = 200;
+inline constexpr size_t kMaxModelName = 200;
 
 // The model's name as its user would type it: a file's without ".gguf" and the
 // number of its part, a folder's own, and of a

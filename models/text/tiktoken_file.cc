@@ -21,7 +21,7 @@ using Json = nlohmann::json;
 
 constexpr const char* kClass = "TikTokenTokenizer";  // Kimi's
 constexpr const char* kPreTokenizer = "kimi-k2";
-constexpr size_t kLongest = 1024;  // bytes of a token, each of whose splits is looked at
+constexpr size_t kMaxTokenBytes = 1024;  // bytes of a token, each of whose splits is looked at
 
 // Tokens by rank.
 absl::StatusOr<std::vector<std::string>> ReadTokens(const std::string& path) {
@@ -35,9 +35,9 @@ absl::StatusOr<std::vector<std::string>> ReadTokens(const std::string& path) {
     std::string token;
     const bool read = absl::Base64Unescape({line.data(), space}, &token) && !token.empty();
     const auto rank = NumberIn<int64_t>(line.substr(std::min(space + 1, line.size())));
-    if (!read || token.size() > kLongest || rank != std::ssize(tokens)) {
+    if (!read || token.size() > kMaxTokenBytes || rank != std::ssize(tokens)) {
       return InvalidArgument(path, ": line ", tokens.size() + 1, " is ", Quoted(Cut(line, 80)),
-                             ", expected a token in base64, up to ", kLongest, " bytes, and ",
+                             ", expected a token in base64, up to ", kMaxTokenBytes, " bytes, and ",
                              tokens.size());
     }
     tokens.push_back(std::move(token));

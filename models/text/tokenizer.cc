@@ -11,13 +11,13 @@ namespace {
 
 // Tokens of real vocabularies have some hundred bytes at most; what a tokenizer prepares for one
 // may cost the square of its length.
-constexpr size_t kLongestToken = 4096;  // bytes
+constexpr size_t kMaxToken = 4096;  // bytes
 
 absl::Status CheckLengths(const TokenizerSpec& spec) {
   for (size_t id = 0; id < spec.tokens.size(); ++id) {
-    if (const size_t bytes = spec.tokens[id].text.size(); bytes > kLongestToken) {
+    if (const size_t bytes = spec.tokens[id].text.size(); bytes > kMaxToken) {
       return InvalidArgument("tokenizer: token ", id, " has ", bytes, " bytes, expected at most ",
-                             kLongestToken);
+                             kMaxToken);
     }
   }
   return absl::OkStatus();

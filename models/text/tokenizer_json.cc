@@ -37,9 +37,9 @@ const Json& Member(const Json& value, const char* name) {
 bool IsTrue(const Json& value) { return value.is_boolean() && value.get<bool>(); }
 
 std::string Excerpt(const Json& value) {
-  constexpr size_t kLongest = 200;
+  constexpr size_t kMax = 200;
   std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
-  if (text.size() > kLongest) text = text.substr(0, kLongest) + "...";
+  if (text.size() > kMax) text = text.substr(0, kMax) + "...";
   return text;
 }
 

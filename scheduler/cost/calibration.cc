@@ -14,7 +14,7 @@ namespace {
 
 using SteadyClock = std::chrono::steady_clock;
 
-constexpr int64_t kMostSequences = 32;
+constexpr int64_t kMaxSequences = 32;
 constexpr int64_t kPositions = 64;  // of each sequence: more than it has steps
 constexpr int kRounds = 3;
 constexpr std::chrono::seconds kPatience{10};  // for the engine to stand
@@ -29,12 +29,11 @@ class Run {
     TREADLE_RETURN_IF_ERROR(
         RunTokens(1));  // the first time is no measure: memory is new, threads sleep
     for (int round = 0; round < kRounds; ++round) {
-      for (int64_t count = 1; count <= std::min(kMostSequences, how_.max_batch_tokens);
-           count *= 2) {
+      for (int64_t count = 1; count <= std::min(kMaxSequences, how_.max_batch_tokens); count *= 2) {
         TREADLE_RETURN_IF_ERROR(RunTokens(count));
       }
       const int64_t longest = std::min(how_.max_batch_tokens, how_.max_context);
-      for (int64_t rows = 2 * kMostSequences; rows <= longest; rows *= 2) {
+      for (int64_t rows = 2 * kMaxSequences; rows <= longest; rows *= 2) {
         TREADLE_RETURN_IF_ERROR(RunPrompt(rows));
       }
     }

@@ -17,7 +17,7 @@ Clock::time_point PageFetches::Turn(std::span<const std::unique_ptr<Request>> re
                                     Clock::time_point now) {
   Clock::time_point next = Clock::time_point::max();
   if (kv_.files() == nullptr) return next;
-  int64_t room = std::max<int64_t>(1, kMostBytes / kv_.files()->page_bytes());  // for pages
+  int64_t room = std::max<int64_t>(1, kMaxBytes / kv_.files()->page_bytes());  // for pages
   for (const auto& request : requests) {
     if (request->state == RequestState::kFinished) continue;
     room -= static_cast<int64_t>(request->pages_asked);
@@ -51,8 +51,8 @@ void PageFetches::Begin(Request& request, int64_t most, Clock::time_point now) {
   names.resize(std::min(static_cast<size_t>(most), files.Held(names)));
   if (names.empty() || !files.PaysToRead()) return;
   const double computing = files.costs().compute * static_cast<double>(names.size());
-  request.fetch_until = now + kLongest;
-  if (computing > 0 && computing < std::chrono::duration<double>(kLongest).count()) {
+  request.fetch_until = now + kMaxWait;
+  if (computing > 0 && computing < std::chrono::duration<double>(kMaxWait).count()) {
     request.fetch_until =
         now + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(computing));
   }

@@ -2,8 +2,8 @@
 //
 // A request whose pages are being read is not admitted, and so nobody behind it is: nobody is
 // overtaken, and whoever runs goes on. It waits no longer than computing these pages would take, or
-// kLongest, and begins then after what has been read. Nothing is read where that takes longer than
-// computing, and no more than kMostBytes for all requests that wait.
+// kMaxWait, and begins then after what has been read. Nothing is read where that takes longer than
+// computing, and no more than kMaxBytes for all requests that wait.
 //
 // Thread safety: confined to the serving loop's thread.
 #pragma once
@@ -22,8 +22,8 @@ namespace treadle {
 
 class PageFetches {
  public:
-  static constexpr int64_t kMostBytes = 256 << 20;
-  static constexpr std::chrono::seconds kLongest{10};  // that a request waits
+  static constexpr int64_t kMaxBytes = 256 << 20;
+  static constexpr std::chrono::seconds kMaxWait{10};  // that a request waits
 
   // `wake` is called from another thread when pages have been read, and not after the destructor.
   PageFetches(KvSlotManager& kv, std::function<void()> wake) : kv_(kv) {

@@ -472,7 +472,7 @@ absl::StatusOr<OpenedModel> OpenModel(const CheckedModel& checked,
     served.names = {Cut(
         Printable(checkpoint->path().starts_with(kRandomPrefix) ? checkpoint->model_name()
                                                                 : ModelNameOf(checkpoint->path())),
-        kLongestModelName)};
+        kMaxModelName)};
   }
   served.name = served.names.front();
   served.architecture = config.architecture;

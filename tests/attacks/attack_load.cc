@@ -33,7 +33,7 @@ using SteadyClock = std::chrono::steady_clock;
 using Stub = v1::Inference::Stub;
 
 constexpr int kAttackers = 16;
-constexpr size_t kLongest = (4 << 20) - 1024;  // of a text, with the message around it
+constexpr size_t kMax = (4 << 20) - 1024;  // of a text, with the message around it
 const char kGenerate[] = "/treadle.v1.Inference/Generate";
 
 int port = 0;
@@ -182,8 +182,8 @@ void IdleConnections(Stub&) {
 }
 
 const std::vector<Attack>& Attacks() {
-  static const std::string spaces(kLongest, ' ');
-  static const std::string letters(kLongest, 'a');
+  static const std::string spaces(kMax, ' ');
+  static const std::string letters(kMax, 'a');
   static const std::string evil = "evil" + std::string(200'000, 'x');
   static const std::vector<Attack> attacks = {
       {"nobody", nullptr},

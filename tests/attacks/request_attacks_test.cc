@@ -23,7 +23,7 @@ namespace {
 
 using testing::HasSubstr;
 
-constexpr size_t kLongest = (4 << 20) - 1024;  // of a text, with the message around it
+constexpr size_t kMax = (4 << 20) - 1024;  // of a text, with the message around it
 constexpr int64_t kOverRestMb = 256;
 
 // Clients that do one thing again and again.
@@ -88,7 +88,7 @@ class RequestAttacks : public testing::Test {
 };
 
 TEST_F(RequestAttacks, LongTextsDoNotHoldUpShortOnes) {
-  const std::string spaces(kLongest, ' ');
+  const std::string spaces(kMax, ' ');
   const Crowd crowd(server_, 4, [&](v1::Inference::Stub& stub) { Tokenize(stub, spaces); });
   for (int i = 0; i < 10; ++i) {
     EXPECT_TRUE(server_.Honest().ok());
@@ -115,7 +115,7 @@ TEST_F(RequestAttacks, MillionsOfEmptyElementsTakeNoMemory) {
   };
   const auto many = [](const std::string& element) {
     std::string all;
-    while (all.size() + element.size() < kLongest) all += element;
+    while (all.size() + element.size() < kMax) all += element;
     return all;
   };
   const std::string empty("\x0a\0", 2);  // field 1, no bytes
@@ -244,7 +244,7 @@ TEST(ConstraintAttacks, AConstraintThatTakesForEverHoldsUpItsOwnRequest) {
 }
 
 TEST_F(RequestAttacks, WhoDoesNotWaitDoesNotCost) {
-  const std::string spaces(kLongest, ' ');
+  const std::string spaces(kMax, ' ');
   const Crowd crowd(server_, 8, [&](v1::Inference::Stub& stub) {
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(20));

@@ -24,7 +24,7 @@ using std::chrono::milliseconds;
 constexpr const char* kVersion = "test";
 // For an answer that always comes, however busy the machine; and for one that may not.
 constexpr milliseconds kPatience{5'000}, kMoment{20};
-constexpr size_t kLongest = 4096;  // a directory of a small model takes two thousand bytes
+constexpr size_t kMax = 4096;  // a directory of a small model takes two thousand bytes
 // A master may ask for as much as the machine has; an input may not.
 constexpr int64_t kMaxTokens = 64, kMaxPages = 64, kMaxPageSize = 64;
 
@@ -228,13 +228,13 @@ std::vector<std::string> Seeds() {
     CheckpointSender(*checkpoint).Describe(*sent.mutable_configure()->mutable_directory());
     const std::string seed = static_cast<char>(&checkpoint - MastersCheckpoints().data()) +
                              greeting + Said(kMaster, sent) + honest + epoch;
-    if (seed.size() < kLongest) seeds.push_back(seed);
+    if (seed.size() < kMax) seeds.push_back(seed);
   }
   return seeds;
 }
 
 }  // namespace
 
-const FuzzTarget kControlWorkerTarget = {"control_worker", kLongest, Seeds, Run};
+const FuzzTarget kControlWorkerTarget = {"control_worker", kMax, Seeds, Run};
 
 }  // namespace treadle

@@ -95,10 +95,10 @@ void Run(std::string_view bytes) {
   v1::DetokenizeRequest message;
   if (!parse(message)) return;
   const auto& ids = message.token_ids().ids();
-  constexpr size_t kMost = 100, kLongestToken = 4;
+  constexpr size_t kMax = 100, kMaxToken = 4;
   const std::string text =
-      FuzzedModel().tokenizer->Decode({ids.data(), static_cast<size_t>(ids.size())}, true, kMost);
-  TREADLE_CHECK(text.size() <= kMost + kLongestToken);
+      FuzzedModel().tokenizer->Decode({ids.data(), static_cast<size_t>(ids.size())}, true, kMax);
+  TREADLE_CHECK(text.size() <= kMax + kMaxToken);
 }
 
 std::vector<std::string> Seeds() {

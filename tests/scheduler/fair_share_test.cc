@@ -21,7 +21,7 @@ namespace {
 using testing::ElementsAre;
 using testing::IsEmpty;
 
-constexpr int32_t kMostPrompt = 3;
+constexpr int32_t kMaxPrompt = 3;
 
 // Whoever is admitted begins at once: there are tokens for all prompts of a plan.
 HarnessOptions Options(const std::string& policy, int64_t batch_size, int64_t pages) {
@@ -32,9 +32,9 @@ HarnessOptions Options(const std::string& policy, int64_t batch_size, int64_t pa
   options.engine.manual = true;
   options.engine.page_size = 4;
   options.engine.total_pages = pages;
-  options.engine.max_batch_tokens = batch_size * (1 + kMostPrompt);
+  options.engine.max_batch_tokens = batch_size * (1 + kMaxPrompt);
   options.limits = {.max_batch_size = batch_size,
-                    .max_batch_tokens = batch_size * (1 + kMostPrompt)};
+                    .max_batch_tokens = batch_size * (1 + kMaxPrompt)};
   return options;
 }
 
@@ -73,7 +73,7 @@ class Admissions {
 };
 
 RequestSpec RandomSpec(Random& random, size_t client, const std::string& owner) {
-  RequestSpec spec = LoopHarness::Spec(1 + static_cast<int32_t>(random.Below(kMostPrompt)),
+  RequestSpec spec = LoopHarness::Spec(1 + static_cast<int32_t>(random.Below(kMaxPrompt)),
                                        1 + static_cast<int32_t>(random.Below(12)), client);
   spec.owner = owner;
   return spec;
@@ -82,7 +82,7 @@ RequestSpec RandomSpec(Random& random, size_t client, const std::string& owner) 
 double Cost(const RequestSpec& spec) {
   return static_cast<double>(std::ssize(spec.prompt)) + spec.max_new_tokens;
 }
-constexpr double kMostCost = kMostPrompt + 12;
+constexpr double kMaxCost = kMaxPrompt + 12;
 
 TEST(Priority, ClassesAreOrderedAndWithinAClassArrivals) {
   for (uint64_t seed = 0; seed < 300; ++seed) {
@@ -163,13 +163,13 @@ TEST(FairShare, SharesDifferByNoMoreThanARequestOfEach) {
         for (const auto& [one, mine] : weights) {
           for (const auto& [other, theirs] : weights) {
             ASSERT_LE(had[one] / mine - had[other] / theirs,
-                      kMostCost / mine + kMostCost / theirs + 1e-6)
+                      kMaxCost / mine + kMaxCost / theirs + 1e-6)
                 << "seed " << seed;
           }
         }
       }
     }
-    EXPECT_GT(had["a"] + had["b"] + had["c"], 20 * kMostCost);
+    EXPECT_GT(had["a"] + had["b"] + had["c"], 20 * kMaxCost);
     all.End();
   }
 }
@@ -211,7 +211,7 @@ TEST(FairShare, NobodyStarves) {
           for (const auto& [other, theirs] : weights) {
             if (other == spec.owner) continue;
             ASSERT_LE(had[other] - before.at(admitted)[other],
-                      kMostCost * theirs / mine + kMostCost + 1e-6)
+                      kMaxCost * theirs / mine + kMaxCost + 1e-6)
                 << "seed " << seed;
           }
           for (const size_t client : all.waiting) {

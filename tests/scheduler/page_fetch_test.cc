@@ -164,7 +164,7 @@ TEST_F(PageFetchTest, NobodyIsOvertakenAndWhoRunsGoesOn) {
     for (int turn = 0; turn < 5; ++turn) harness.Turn();
     EXPECT_EQ(harness.pool.Load().waiting, 2);
     EXPECT_GT(running.tokens[0].size(), before);
-    if (!in_time) harness.clock.Advance(PageFetches::kLongest);
+    if (!in_time) harness.clock.Advance(PageFetches::kMaxWait);
     if (!in_time) harness.Turn();
     gate.Set(false);
     harness.RunToIdle();

@@ -73,7 +73,7 @@ struct Scratch {
   float* k;        // [head_dim, kBlock]
   float* v;        // [kBlock, padded_dim]
   float* q;        // [queries, head_dim], scaled
-  float* weights;  // [kMostQueries, kBlock]
+  float* weights;  // [kMaxQueries, kBlock]
   Running tile;    // one block's results of one tile
   Running running;
   float* tiles;  // TileFloats, for attention_tiles.cc
@@ -85,7 +85,7 @@ constexpr int64_t PaddedChain(int64_t n) {
 // Room for K, V, rows of q and softmax weights as bf16.
 constexpr int64_t TileFloats(int64_t queries, int64_t head_dim) {
   const int64_t pairs = kBlock * (PaddedChain(head_dim) + Padded(head_dim)) +
-                        Padded(queries) * PaddedChain(head_dim) + kMostQueries * kBlock;
+                        Padded(queries) * PaddedChain(head_dim) + kMaxQueries * kBlock;
   return pairs / 2;
 }
 
@@ -100,8 +100,8 @@ Scratch Carve(float* next, int64_t queries, int64_t head_dim) {
   s.k = take(head_dim * kBlock);
   s.v = take(padded_dim * kBlock);
   s.q = take(queries * head_dim);
-  s.weights = take(kMostQueries * kBlock);
-  s.tile = {take(kLanes), take(kLanes), take(kMostQueries * padded_dim)};
+  s.weights = take(kMaxQueries * kBlock);
+  s.tile = {take(kLanes), take(kLanes), take(kMaxQueries * padded_dim)};
   s.running = {take(queries), take(queries), take(queries * padded_dim)};
   s.tiles = take(TileFloats(queries, head_dim));
   return s;

@@ -43,8 +43,8 @@ void AttendBlocks(const AttentionArguments& a) {
 
 int64_t AttentionScratchFloats(int64_t queries, int64_t head_dim) {
   const int64_t padded_dim = Padded(head_dim);
-  const int64_t shared = Padded(head_dim * kBlock) + padded_dim * kBlock + kMostQueries * kBlock;
-  const int64_t tile = 2 * kLanes + kMostQueries * padded_dim;
+  const int64_t shared = Padded(head_dim * kBlock) + padded_dim * kBlock + kMaxQueries * kBlock;
+  const int64_t tile = 2 * kLanes + kMaxQueries * padded_dim;
   const int64_t item = Padded(queries * head_dim) + 2 * Padded(queries) + queries * padded_dim;
   return shared + tile + item + Padded(TileFloats(queries, head_dim));
 }

@@ -13,8 +13,8 @@ namespace {
 
 inline constexpr int64_t kBlock = 64;  // kAttentionBlock
 inline constexpr int64_t kGroups = kBlock / kLanes;
-inline constexpr int kTile = 6;          // queries in a register tile
-inline constexpr int kMostQueries = 16;  // in a tile of any kind
+inline constexpr int kTile = 6;         // queries in a register tile
+inline constexpr int kMaxQueries = 16;  // in a tile of any kind
 
 constexpr int64_t Padded(int64_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
 
@@ -47,14 +47,14 @@ struct Tile {
   const float* q;  // [queries, head_dim], scaled
   // Positions [from, limit) of the block are what each query sees; limit <= 0: none. Neither ever
   // falls from one query to the next.
-  int64_t from[kMostQueries];
-  int64_t limit[kMostQueries];
+  int64_t from[kMaxQueries];
+  int64_t limit[kMaxQueries];
   // Scores fall by slope times the distance to the query, which is `distance` from the block's
   // first position; if not sloped, they do not.
   bool bf16;  // products are chains of bf16, which q, K and V are already
   bool sloped;
-  float slope[kMostQueries];
-  float distance[kMostQueries];
+  float slope[kMaxQueries];
+  float distance[kMaxQueries];
   int64_t head_dim;
   int64_t padded_dim;
   float* weights;  // [queries, kBlock]: scores, then p

@@ -20,7 +20,7 @@ struct TileScratch {
   uint16_t* k;  // [padded chain / 2, kBlock, 2]
   uint16_t* v;  // [kBlock / 2, padded_dim, 2]
   uint16_t* q;  // [queries, padded chain], queries padded to tiles
-  uint16_t* p;  // [kMostQueries, kBlock]
+  uint16_t* p;  // [kMaxQueries, kBlock]
   int64_t chain;
   int64_t padded_dim;
 };
@@ -207,9 +207,9 @@ void TilesOfItem(const AttentionArguments& a, const Scratch& scratch, const Bloc
                  int64_t index, const TileScratch& s) {
   const int64_t queries = a.rows * a.group;
   float* partial = a.partials == nullptr ? nullptr : PartialOf(a, index);
-  for (int64_t first = 0; first < queries; first += kMostQueries) {
+  for (int64_t first = 0; first < queries; first += kMaxQueries) {
     Tile tile;
-    if (!SetSeen(a, first, index, kMostQueries, tile)) continue;
+    if (!SetSeen(a, first, index, kMaxQueries, tile)) continue;
     tile.sloped = a.slopes != nullptr;
     tile.head_dim = a.head_dim;
     tile.padded_dim = s.padded_dim;
@@ -239,7 +239,7 @@ void AttendBlocksOnTiles(const AttentionArguments& a) {
   const Scratch scratch = Carve(a.scratch, a.rows * a.group, a.head_dim);
   const TileScratch s = CarveTiles(a, scratch);
   TileShapes shapes;
-  for (int tile = 0; tile <= kPairTile; ++tile) shapes.Set(tile, kMostQueries, kTileLine);
+  for (int tile = 0; tile <= kPairTile; ++tile) shapes.Set(tile, kMaxQueries, kTileLine);
   const ScopedTiles tiles(shapes);
   ScaleQueries(a, scratch.q);
   RoundQueries(a, scratch, s);

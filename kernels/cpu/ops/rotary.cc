@@ -58,8 +58,8 @@ Vec Bf16Of(Vec x) {
   for (float& lane : lanes) {
     const bool finite = lane - lane == 0.0f;
     lane = RoundToBf16(lane);
-    constexpr float kMost = 65280.0f;
-    if (kHalf && finite && __builtin_fabsf(lane) > kMost) lane = __builtin_copysignf(kMost, lane);
+    constexpr float kMax = 65280.0f;
+    if (kHalf && finite && __builtin_fabsf(lane) > kMax) lane = __builtin_copysignf(kMax, lane);
   }
   return Load(lanes);
 }

@@ -107,9 +107,9 @@ TREADLE_LOOP void MultiplyRows(const Product& p, int64_t row) {
 }
 
 void Multiply(const Product& p, int64_t rows) {
-  constexpr int kMost = kWideRegisters ? 8 : 2;
+  constexpr int kMax = kWideRegisters ? 8 : 2;
   int64_t row = 0;
-  for (; row + kMost <= rows; row += kMost) MultiplyRows<kMost>(p, row);
+  for (; row + kMax <= rows; row += kMax) MultiplyRows<kMax>(p, row);
   if constexpr (kWideRegisters) {
     for (; row + 2 <= rows; row += 2) MultiplyRows<2>(p, row);
   }

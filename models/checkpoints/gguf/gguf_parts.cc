@@ -9,7 +9,7 @@
 namespace treadle {
 namespace {
 
-constexpr int64_t kMostParts = 9999;
+constexpr int64_t kMaxParts = 9999;
 
 // "-00001-of-00003.gguf" of the first part of three.
 std::string Suffix(int64_t index, int64_t count) {
@@ -39,9 +39,9 @@ absl::StatusOr<std::vector<std::unique_ptr<GgufFile>>> ReadGgufParts(const std::
   if (count <= 1) return parts;
   TREADLE_ASSIGN_OR_RETURN(const int64_t index, parts[0]->Integer("split.no"));
   TREADLE_ASSIGN_OR_RETURN(const int64_t tensors, parts[0]->Integer("split.tensors.count"));
-  if (count > kMostParts || index < 0 || index >= count) {
+  if (count > kMaxParts || index < 0 || index >= count) {
     return InvalidArgument(path, ": says that it is part ", index + 1, " of ", count,
-                           " (split.no, split.count), expected at most ", kMostParts);
+                           " (split.no, split.count), expected at most ", kMaxParts);
   }
   const std::string suffix = Suffix(index, count);
   if (!path.ends_with(suffix)) {

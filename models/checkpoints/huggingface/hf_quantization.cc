@@ -13,7 +13,7 @@ namespace treadle {
 namespace {
 
 using Json = nlohmann::json;
-constexpr int64_t kLargest = int64_t{1} << 30;
+constexpr int64_t kMaxInteger = int64_t{1} << 30;
 
 constexpr const char* kMethods[] = {"bitsandbytes", "fp8",  "fbgemm_fp8", "compressed-tensors",
                                     "modelopt",     "gptq", "awq",        "mxfp4",
@@ -52,7 +52,7 @@ absl::Status CheckOneOf(const Json& value, const char* const (&known)[kCount], c
 absl::Status ReadBlockSize(const Json& size, const char* name, const std::string& where,
                            HfQuantization& out) {
   if (size.is_null()) return absl::OkStatus();
-  const auto good = [](const Json& value) { return IntegerIn(value, 1, kLargest).has_value(); };
+  const auto good = [](const Json& value) { return IntegerIn(value, 1, kMaxInteger).has_value(); };
   if (!size.is_array() || size.size() != 2 || !good(size[0]) || !good(size[1])) {
     return InvalidArgument(where, ": ", name, " is not two integers from 1");
   }
@@ -128,7 +128,7 @@ absl::Status ReadGroups(const Json& section, const std::string& where, HfQuantiz
   }
   out.bits = bits.get<int>();
   const Json size = section.value("group_size", section.value("q_group_size", Json(128)));
-  if (!IntegerIn(size, -1, kLargest) || size == 0) {
+  if (!IntegerIn(size, -1, kMaxInteger) || size == 0) {
     return InvalidArgument(where, ": group_size is ", size.dump(), ", expected -1 or 1 to 2^30");
   }
   out.group_size = size.get<int64_t>();

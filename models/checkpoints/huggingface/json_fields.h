@@ -20,10 +20,10 @@ namespace treadle {
 
 // A value as an error message shows it: on one line, and only so much of it.
 inline std::string JsonText(const nlohmann::json& value) {
-  constexpr size_t kLongest = 100;
+  constexpr size_t kMax = 100;
   const std::string text =
       value.dump(-1, ' ', /*ensure_ascii=*/true, nlohmann::json::error_handler_t::replace);
-  return text.size() > kLongest ? text.substr(0, kLongest) + "..." : text;
+  return text.size() > kMax ? text.substr(0, kMax) + "..." : text;
 }
 
 inline bool IsFinite(const nlohmann::json& value) {

@@ -69,18 +69,18 @@ absl::StatusOr<MatrixDescription> ReadDescription(const SafetensorsEntry& entry,
       description.json,
       ParseJsonObject({reinterpret_cast<const char*>(entry.data.data()), entry.data.size()},
                       Str(entry.file, ": tensor ", Quoted(entry.name))));
-  constexpr int64_t kLargest = int64_t{1} << 30;
+  constexpr int64_t kMax = int64_t{1} << 30;
   const Json shape = description.json.value("shape", Json());
   if (shape.is_array() && shape.size() == 2) {
-    description.n = IntegerIn(shape[0], 1, kLargest - 1).value_or(0);
-    description.k = IntegerIn(shape[1], 1, kLargest - 1).value_or(0);
+    description.n = IntegerIn(shape[0], 1, kMax - 1).value_or(0);
+    description.k = IntegerIn(shape[1], 1, kMax - 1).value_or(0);
   }
   if (description.n == 0 || description.k == 0) {
     return EntryError(entry, "has no shape of two extents from 1 to 2^30");
   }
   const Json block = description.json.value(block_field, Json());
   const int64_t whole = description.n * description.k;
-  if (!IntegerIn(block, 1, kLargest) && !IntegerIn(block, whole, whole)) {
+  if (!IntegerIn(block, 1, kMax) && !IntegerIn(block, whole, whole)) {
     return EntryError(entry, "has no ", block_field, " from 1 to 2^30");
   }
   description.block = block.get<int64_t>();

@@ -12,7 +12,7 @@ namespace treadle {
 namespace {
 
 using Json = nlohmann::json;
-constexpr uint64_t kLargestHeader = 100'000'000;  // the format's own limit
+constexpr uint64_t kMaxHeader = 100'000'000;  // the format's own limit
 
 constexpr Choice<int64_t> kDtypeBytes[] = {
     {"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E8M0", 1},
@@ -83,9 +83,9 @@ absl::StatusOr<std::vector<SafetensorsEntry>> ReadSafetensors(const MappedFile& 
                            " bytes, expected a header of 8 at least");
   }
   std::memcpy(&length, bytes.data(), sizeof(length));
-  if (length > bytes.size() - sizeof(length) || length > kLargestHeader) {
+  if (length > bytes.size() - sizeof(length) || length > kMaxHeader) {
     return InvalidArgument(file.path(), ": header length is ", length, ", expected at most ",
-                           std::min<uint64_t>(bytes.size() - sizeof(length), kLargestHeader));
+                           std::min<uint64_t>(bytes.size() - sizeof(length), kMaxHeader));
   }
   const auto header_bytes = bytes.subspan(sizeof(length), length);
   TREADLE_ASSIGN_OR_RETURN(

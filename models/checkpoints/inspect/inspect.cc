@@ -124,7 +124,7 @@ std::string ReportText(const ModelReport& report, const ServingPlan& plan) {
   const auto line = [&out](const char* name, const std::string& value) {
     out << std::left << std::setw(22) << name << Printable(value) << '\n';
   };
-  line("model", Cut(Printable(report.name), kLongestModelName));
+  line("model", Cut(Printable(report.name), kMaxModelName));
   line("file", Str(report.path, " (", report.kind, ", ", Size(report.file_bytes), ")"));
   line("architecture", config.architecture);
   line("parameters", Str(report.parameters));

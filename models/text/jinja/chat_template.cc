@@ -11,7 +11,7 @@
 namespace treadle {
 namespace {
 
-constexpr size_t kLongestSource = size_t{1} << 20;
+constexpr size_t kMaxSource = size_t{1} << 20;
 
 absl::Status CheckMessages(const std::vector<ChatMessage>& messages) {
   for (size_t i = 0; i < messages.size(); ++i) {
@@ -130,9 +130,9 @@ ChatTemplate& ChatTemplate::operator=(ChatTemplate&&) noexcept = default;
 ChatTemplate::~ChatTemplate() = default;
 
 absl::StatusOr<ChatTemplate> ChatTemplate::Parse(std::string_view source) {
-  if (source.size() > kLongestSource) {
+  if (source.size() > kMaxSource) {
     return InvalidArgument("chat template of ", source.size(), " bytes, expected at most ",
-                           kLongestSource);
+                           kMaxSource);
   }
   const size_t invalid = FindInvalidUtf8(source);
   if (invalid != std::string_view::npos) {

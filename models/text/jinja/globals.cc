@@ -9,7 +9,7 @@
 namespace treadle::jinja {
 namespace {
 
-constexpr int64_t kLongestRange = 100'000;
+constexpr int64_t kMaxRange = 100'000;
 
 Value Range(Context& context, const Arguments& arguments) {
   std::vector<int64_t> bounds;
@@ -28,7 +28,7 @@ Value Range(Context& context, const Arguments& arguments) {
                                      : Str("range(", first, ", ", stop, ", ", step, ")");
   List items;
   for (int64_t i = first; step > 0 ? i < stop : i > stop;) {
-    if (items.size() == kLongestRange) context.Fail("range holds more than ", kLongestRange);
+    if (items.size() == kMaxRange) context.Fail("range holds more than ", kMaxRange);
     context.Step();
     items.push_back(i);
     if (__builtin_add_overflow(i, step, &i)) break;
@@ -116,8 +116,8 @@ Value MakeJoiner(Context& context, const Arguments& arguments) {
 
 Value RaiseException(Context& context, const Arguments& arguments) {
   const ArgumentReader read(context, "raise_exception", arguments, {"message"});
-  constexpr size_t kLongest = 500;
-  context.Fail("the template raised: ", Cut(Text(context, read.Required("message")), kLongest));
+  constexpr size_t kMax = 500;
+  context.Fail("the template raised: ", Cut(Text(context, read.Required("message")), kMax));
 }
 
 // False where `text` is no date.
@@ -140,9 +140,9 @@ Value FormatNow(Context& context, const std::string& now, const Arguments& argum
   } else if (!ReadDate(now, &date)) {
     context.Fail("the variable 'now' is '", now, "', expected 'YYYY-MM-DD [HH:MM:SS]'");
   }
-  constexpr size_t kLongestFormat = 200;
-  if (format.size() > kLongestFormat) context.Fail("strftime_now: the format is too long");
-  char buffer[kLongestFormat * 32];
+  constexpr size_t kMaxFormat = 200;
+  if (format.size() > kMaxFormat) context.Fail("strftime_now: the format is too long");
+  char buffer[kMaxFormat * 32];
   const size_t length = std::strftime(buffer, sizeof(buffer), format.c_str(), &date);
   return context.MakeString(std::string(buffer, length));
 }

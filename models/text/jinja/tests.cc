@@ -85,8 +85,8 @@ Value GetAttribute(Context& context, const Value& object, std::string_view name)
 Value GetItem(Context& context, const Value& object, const Value& key) {
   context.Step();
   if (object.is_undefined()) context.Fail("'", object.UndefinedName(), "' is undefined");
-  constexpr size_t kLongestName = 100;
-  const Undefined missing{key.is_string() ? Cut(key.AsString(), kLongestName) : "an item"};
+  constexpr size_t kMaxName = 100;
+  const Undefined missing{key.is_string() ? Cut(key.AsString(), kMaxName) : "an item"};
   context.Read(key);
   if (object.is_dict()) {
     if (const Value* found = context.Find(object, key)) return *found;

@@ -60,7 +60,7 @@ struct Arguments {
 };
 
 // So many tokens of a text are read to find the importance of columns.
-constexpr size_t kMostImportanceTokens = 65536;
+constexpr size_t kMaxImportanceTokens = 65536;
 
 bool IsGguf(const std::string& path) { return path.ends_with(".gguf"); }
 
@@ -86,7 +86,7 @@ absl::Status Calibrate(const Arguments& arguments, std::optional<OutlierReport>&
   }
   if (!IsGguf(arguments.out)) return absl::OkStatus();
   TREADLE_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, CreateCpuBackend(cpu));
-  const auto some = std::span(tokens).first(std::min(tokens.size(), kMostImportanceTokens));
+  const auto some = std::span(tokens).first(std::min(tokens.size(), kMaxImportanceTokens));
   TREADLE_ASSIGN_OR_RETURN(importance, ImportanceOfText(*checkpoint, std::move(backend), some,
                                                         arguments.threads, progress));
   if (arguments.write_imatrix.empty()) return absl::OkStatus();

@@ -58,8 +58,8 @@ absl::StatusOr<std::function<std::vector<TraceEntry>(double)>> TraceOf(SimulateF
     TREADLE_ASSIGN_OR_RETURN(flags.trace.output, ParseLengthRange(flags.output));
     // A search needs a trace that lasts: what comes in a moment is gone in a moment.
     return [trace = flags.trace, lasts = flags.count > 0](double rate) mutable {
-      constexpr double kSeconds = 10, kMost = 2'000;
-      const auto least = static_cast<int64_t>(std::min(kSeconds * rate, kMost));
+      constexpr double kSeconds = 10, kMax = 2'000;
+      const auto least = static_cast<int64_t>(std::min(kSeconds * rate, kMax));
       if (lasts) trace.num_requests = std::max(trace.num_requests, least);
       trace.request_rate = rate;
       return MakeTrace(trace);

@@ -191,10 +191,10 @@ TEST_F(KvEventCalls, AreOffUnlessAskedFor) {
 }
 
 TEST_F(KvEventCalls, HaveSoManySubscribersAtMost) {
-  constexpr size_t kMost = 16;
+  constexpr size_t kMax = 16;
   Serve(Telling());
   std::vector<std::unique_ptr<Subscriber>> all;
-  while (all.size() < kMost) {
+  while (all.size() < kMax) {
     all.push_back(std::make_unique<Subscriber>(server_->channel(), 0, ""));
     ASSERT_TRUE(all.back()->ReadBatch());
   }
