@@ -242,8 +242,6 @@ class Backend {
   virtual absl::Status Recover() = 0;
   // In which order pages hold K (KvLayout::key_order).
   virtual KeyOrder key_order() const = 0;
-  // Whether it has ops on states: Convolve and GatedDelta.
-  virtual bool keeps_states() const = 0;
   // The type to which AddLowRank's factors are rounded that come as floats: kF32 or kF16.
   virtual DType low_rank_type() const = 0;
 

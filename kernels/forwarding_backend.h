@@ -31,7 +31,6 @@ class ForwardingBackend : public Backend {
   absl::Status Synchronize() override { return below_->Synchronize(); }
   absl::Status Recover() override { return below_->Recover(); }
   KeyOrder key_order() const override { return below_->key_order(); }
-  bool keeps_states() const override { return below_->keeps_states(); }
   DType low_rank_type() const override { return below_->low_rank_type(); }
 
   absl::Status Reserve(const BackendLimits& limits) override { return below_->Reserve(limits); }

@@ -24,7 +24,6 @@ class HostBackend : public Backend {
   absl::Status Synchronize() override { return absl::OkStatus(); }
   absl::Status Recover() override { return absl::OkStatus(); }
   KeyOrder key_order() const override { return KeyOrder::kByFeature; }
-  bool keeps_states() const override { return true; }
   DType low_rank_type() const override { return DType::kF32; }
   DType InputType(std::span<const PackedMatrix* const>) const override { return DType::kF32; }
 

@@ -25,11 +25,6 @@ absl::StatusOr<std::unique_ptr<Model>> Model::Load(const Checkpoint& checkpoint,
     return InvalidArgument(checkpoint.path(), ": layers ", complete.layers.begin, " to ",
                            complete.layers.end, ", expected a range within 0 to ", config.layers);
   }
-  if (config.HasStates() && !backend.keeps_states()) {
-    return Unimplemented(checkpoint.path(), ": layers of ", config.architecture,
-                         " keep a state, which the backend ", backend.name(),
-                         " cannot do; expected the backend cpu");
-  }
   if (config.latent_dim > 0 && !HasLatents(backend)) {
     return Unimplemented(checkpoint.path(), ": models of ", config.architecture,
                          " attend over latents, which the backend ", backend.name(),

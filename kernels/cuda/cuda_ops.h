@@ -27,7 +27,6 @@ class CudaOps : public Backend {
 
   Device& device() { return *device_; }
   KeyOrder key_order() const override { return KeyOrder::kByPosition; }
-  bool keeps_states() const override { return true; }
   DType low_rank_type() const override {
     return options_.dtype == DType::kF32 ? DType::kF32 : DType::kF16;
   }

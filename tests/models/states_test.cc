@@ -1,4 +1,4 @@
-// Layers that keep a state: what files must say, and on which backends they run. That they compute
+// Layers that keep a state: what files must say. That they compute
 // what transformers does: model_test.cc; that they give the same bits however rows are cut:
 // tests/kernels, and tests/engine/states_test.cc.
 #include <gmock/gmock.h>
@@ -10,8 +10,6 @@
 #include <string>
 
 #include "base/status.h"
-#include "kernels/forwarding_backend.h"
-#include "kernels/reference/reference_backend.h"
 #include "models/checkpoints/checkpoint.h"
 #include "models/checkpoints/write/quantize_checkpoint.h"
 #include "models/model.h"
@@ -25,21 +23,6 @@ namespace {
 using ::testing::HasSubstr;
 
 constexpr const char* kFolder = TREADLE_TESTDATA "/models/qwen35";
-
-TEST(StatesTest, ABackendThatCannotKeepThemIsRefused) {
-  class Stateless final : public ForwardingBackend {
-   public:
-    Stateless() : ForwardingBackend(CreateReferenceBackend()) {}
-    bool keeps_states() const override { return false; }
-  };
-  Stateless backend;
-  const auto checkpoint = Checkpoint::Open(kFolder);
-  ASSERT_EQ(checkpoint.status(), absl::OkStatus());
-  const auto model = Model::Load(**checkpoint, backend, {.max_batch_tokens = 16});
-  EXPECT_TRUE(absl::IsUnimplemented(model.status()));
-  EXPECT_THAT(std::string(model.status().message()),
-              HasSubstr("layers of qwen35 keep a state, which the backend reference cannot do"));
-}
 
 TEST(StatesTest, OfGgufFilesTheyBecomeNoFolder) {
   const TestFolder folder;
