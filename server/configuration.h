@@ -154,10 +154,10 @@ enum class InChart : uint8_t { kServer, kOwn, kNowhere };
 
 struct ServeFlag {
   const char* name;  // "--listen"
-  const char* help;
   bool engine;  // concerns model and engine (also flags of in-process `generate` and benchmarks)
   InChart chart;
   FlagValue value;
+  const char* help;
   const char* group = "";  // title in --help
 };
 const std::vector<ServeFlag>& ServeFlags();

@@ -1,6 +1,4 @@
-// Kinds of values of serve's flags, for the rows of the table.
-//
-// Pure.
+// Kinds of values of serve's flags, for the rows of the table. Pure.
 #pragma once
 
 #include <chrono>
@@ -20,6 +18,7 @@
 namespace treadle {
 
 inline constexpr char kAnyText[] = R"({"type": "string"})";
+inline constexpr char kAbsolutePath[] = R"({"type": "string", "pattern": "^/[^ ]*[^ /]$"})";
 
 // A value that `parse` reads and `show` shows.
 template <typename T>
@@ -47,6 +46,21 @@ FlagValue Text(std::string ServeOptions::*field, std::string schema = kAnyText);
 std::string ShowText(const std::string& text);
 // host:port. With `optional` also "none".
 FlagValue Listen(std::string ServeOptions::*field, bool optional);
+FlagValue PageSize(int64_t ServeOptions::*field);
+FlagValue PolicyName(std::string ServeOptions::*field);
+FlagValue Weights(WeightPlan ServeOptions::*field);
+FlagValue OutlierThreshold(std::optional<float> ServeOptions::*field);
+FlagValue Sha256Digits(std::string ServeOptions::*field);
+FlagValue FolderAndSize(FolderSpace ServeOptions::*field);
+FlagValue SpeculateValue();  // a word, draft:MODEL, or auto
+
+// Lists: words with commas between them, or one flag for each.
+using Words = std::vector<std::string>;
+FlagValue WorkerAddresses(Words ServeOptions::*field);
+FlagValue ModelNames(Words ServeOptions::*field);
+FlagValue Loras(Words ServeOptions::*field);
+// Origins as browsers send them: no path, no slash at the end, lower case.
+FlagValue Origins(Words ServeOptions::*field);
 
 // The error for a value that is none of `words`, and their schema.
 absl::Status ExpectedOneOf(const std::vector<std::string_view>& words, const std::string& text);
