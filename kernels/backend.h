@@ -335,6 +335,21 @@ class Backend {
   // out = gelu(gate) * up with the GeLU below. gate, up, out: as SwiGlu's.
   virtual void GeGlu(Tensor gate, Tensor up, Tensor out) = 0;
 
+  enum class Gate : uint8_t { kSwiGlu, kGeGlu };
+  void Apply(Gate by, Tensor gate, Tensor up, Tensor out) {
+    by == Gate::kSwiGlu ? SwiGlu(gate, up, out) : GeGlu(gate, up, out);
+  }
+
+  // Products of pairs, a gate's and an up's of the same rows each, then SwiGlu or GeGlu of all
+  // rows: the same bits as one after the other. A backend can do it without writing what the
+  // products give: gate and up, of which the projections' `out` are rows, are unspecified
+  // afterwards. gate, up, out: [x.rows, cols], as SwiGlu's.
+  virtual void GatedMatMul(Tensor x, std::span<const Projection> pairs, Gate by, Tensor gate,
+                           Tensor up, Tensor out) {
+    MatMul(x, pairs);
+    Apply(by, gate, up, out);
+  }
+
   // out = sigmoid(gate) * x, elementwise. gate: [rows, cols], or [rows, 1] for all of a row; x,
   // out: [rows, cols], out f32 (may be x) or 16 bits.
   virtual void SigmoidGate(Tensor gate, Tensor x, Tensor out) = 0;

@@ -106,6 +106,16 @@ void AdapterRows::MatMul(Backend& backend, Tensor x, std::span<const LinearProdu
   if (!products_.empty()) backend.AddLowRank(x, products_);
 }
 
+void AdapterRows::GatedMatMul(Backend& backend, Tensor x, std::span<const LinearProduct> pairs,
+                              Backend::Gate by, Tensor gate, Tensor up, Tensor out) {
+  if (groups_.empty()) {
+    plain_.assign(pairs.begin(), pairs.end());
+    return backend.GatedMatMul(x, plain_, by, gate, up, out);
+  }
+  MatMul(backend, x, pairs);  // what adapters add comes before the gate
+  backend.Apply(by, gate, up, out);
+}
+
 void AdapterRows::AddEmbedding(Backend& backend, std::span<const int32_t> ids, Tensor scratch,
                                Tensor out) {
   for (const Group& group : groups_) {

@@ -88,6 +88,9 @@ class AdapterRows {
   // Products of x, and what the rows' adapters add to them. Rows are those that were sorted, of
   // which a product may have a part (Projection::first_row).
   void MatMul(Backend& backend, Tensor x, std::span<const LinearProduct> products);
+  // Backend::GatedMatMul of the same.
+  void GatedMatMul(Backend& backend, Tensor x, std::span<const LinearProduct> pairs,
+                   Backend::Gate by, Tensor gate, Tensor up, Tensor out);
   // The same for an embedding of token `ids`; scratch: [rows, *] f32.
   void AddEmbedding(Backend& backend, std::span<const int32_t> ids, Tensor scratch, Tensor out);
   // Overwrites the embeddings at positions that soft prompts take. positions: of all rows

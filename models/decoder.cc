@@ -56,6 +56,12 @@ void LayerPass::MatMul(Tensor x, std::initializer_list<LinearProduct> products) 
   adapters.MatMul(backend, x, std::span(products.begin(), products.size()));
 }
 
+void LayerPass::GatedMatMul(Tensor x, const Linear& by_gate, const Linear& by_up, Backend::Gate by,
+                            Tensor out) const {
+  const LinearProduct pair[] = {by_gate.To(gate), by_up.To(up)};
+  adapters.GatedMatMul(backend, x, pair, by, gate, up, out);
+}
+
 absl::Status LayerPass::AddProduct(const Linear& linear, Tensor x, const Norm& by) const {
   // This rank holds a part of W's columns and of x's features, and rank 0 the bias.
   const auto part = [&](Tensor rows, bool add) { MatMul(x, {linear.To(rows, add)}); };
@@ -83,8 +89,7 @@ absl::Status LayerPass::AddExperts(const LayerWeights& w) const {
   const bool shared = w.shared_up.loaded();
   if (w.shared_gate.loaded()) {
     // gate = sigmoid(w_s x) silu(W_gate x) * W_up x
-    MatMul(ffn_in, {w.shared_gate.To(gate), w.shared_up.To(up)});
-    backend.SwiGlu(gate, up, gate);
+    GatedMatMul(ffn_in, w.shared_gate, w.shared_up, Backend::Gate::kSwiGlu, gate);
   } else if (shared) {  // gate = max(W_up x, 0)^2
     MatMul(ffn_in, {w.shared_up.To(gate)});
     SquaredRelu(backend, gate, gate);

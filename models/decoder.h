@@ -155,6 +155,9 @@ struct LayerPass {
   void NormalizeHeads(const Norm& by, Tensor x) const;
   // The products, at most four, share their input; rows' adapters add to them.
   void MatMul(Tensor x, std::initializer_list<LinearProduct> products) const;
+  // out = silu(gate) * up of the two products, or gelu's; `gate` and `up` may be written.
+  void GatedMatMul(Tensor x, const Linear& by_gate, const Linear& by_up, Backend::Gate by,
+                   Tensor out) const;
   // Rotates q and k, where Attend does not because norms come between.
   void Rotate() const;
   // attended = softmax(q K^T / sqrt(d)) V of each head, d its size or what the model says, once k

@@ -106,15 +106,17 @@ void ExpertRows::Run(Backend& backend, std::span<const Linear> gate, std::span<c
     linear_.push_back(up[expert].To(up_.Rows(first, count)));
     for (Projection& product : std::span(linear_).last(gates ? 2 : 1)) product.first_row = first;
   });
-  MatMul(backend, Chosen(rows_));
-  if (!gates) {
-    SquaredRelu(backend, Chosen(up_), Chosen(gate_));
-  } else if (limit_ > 0) {
-    backend.ClampedSwiGlu(Chosen(gate_), Chosen(up_), limit_, Chosen(gate_));
-  } else if (geglu_) {
-    backend.GeGlu(Chosen(gate_), Chosen(up_), Chosen(gate_));
+  if (gates && limit_ == 0) {
+    adapters_.GatedMatMul(backend, Chosen(rows_), linear_,
+                          geglu_ ? Backend::Gate::kGeGlu : Backend::Gate::kSwiGlu, Chosen(gate_),
+                          Chosen(up_), Chosen(gate_));
   } else {
-    backend.SwiGlu(Chosen(gate_), Chosen(up_), Chosen(gate_));
+    MatMul(backend, Chosen(rows_));
+    if (gates) {
+      backend.ClampedSwiGlu(Chosen(gate_), Chosen(up_), limit_, Chosen(gate_));
+    } else {
+      SquaredRelu(backend, Chosen(up_), Chosen(gate_));
+    }
   }
   for_each([&](size_t expert, int64_t first, int64_t count) {
     linear_.push_back(down[expert].To(rows_.Rows(first, count)));

@@ -12,8 +12,7 @@ absl::Status AddDenseAndExperts(const LayerPass& p, const LayerWeights& w) {
   p.Normalize(w.expert_norm, p.hidden, p.ffn_in);
   TREADLE_RETURN_IF_ERROR(p.RunExperts(w, p.half, p.ffn_in));
   p.Normalize(w.ffn_norm, p.hidden, p.ffn_in);
-  p.MatMul(p.ffn_in, {w.shared_gate.To(p.gate), w.shared_up.To(p.up)});
-  p.backend.GeGlu(p.gate, p.up, p.gate);
+  p.GatedMatMul(p.ffn_in, w.shared_gate, w.shared_up, Backend::Gate::kGeGlu, p.gate);
   const Tensor sum = p.ffn_in;  // which has been read
   TREADLE_RETURN_IF_ERROR(
       p.sums.Sum(p.ranks, /*accumulate=*/false, p.half,
@@ -30,8 +29,7 @@ absl::Status AddDenseAndExperts(const LayerPass& p, const LayerWeights& w) {
 // hidden += norm(W_down (gelu(W_gate n) * W_up n)), n = norm(hidden).
 absl::Status AddDense(const LayerPass& p, const LayerWeights& w) {
   const Tensor ffn_in = p.Normalized(w.ffn_norm, p.ffn_in);
-  p.MatMul(ffn_in, {w.gate.To(p.gate), w.up.To(p.up)});
-  p.backend.GeGlu(p.gate, p.up, p.inner);
+  p.GatedMatMul(ffn_in, w.gate, w.up, Backend::Gate::kGeGlu, p.inner);
   return p.AddProduct(w.down, p.inner, w.post_ffn_norm);
 }
 

@@ -16,15 +16,12 @@ absl::Status FeedForward(const LayerPass& p, const LayerWeights& w) {
     p.backend.Xielu(p.up, w.xielu, p.inner);
     return p.AddProduct(w.down, p.inner, w.post_ffn_norm);
   }
+  const auto by = p.architecture.geglu ? Backend::Gate::kGeGlu : Backend::Gate::kSwiGlu;
   if (w.gate_up.loaded()) {
     p.MatMul(ffn_in, {w.gate_up.To(p.gate_up)});
+    p.backend.Apply(by, p.gate, p.up, p.inner);
   } else {
-    p.MatMul(ffn_in, {w.gate.To(p.gate), w.up.To(p.up)});
-  }
-  if (p.architecture.geglu) {
-    p.backend.GeGlu(p.gate, p.up, p.inner);
-  } else {
-    p.backend.SwiGlu(p.gate, p.up, p.inner);
+    p.GatedMatMul(ffn_in, w.gate, w.up, by, p.inner);
   }
   return p.AddProduct(w.down, p.inner, w.post_ffn_norm);
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "kernels/cpu/weight_arena.h"
 
@@ -14,6 +15,10 @@ constexpr int64_t kSerialValues = 16384;
 constexpr int64_t kGroupsTogether = 2;
 // Pieces of a thread where groups have different numbers of rows.
 constexpr int64_t kUnevenPieces = 16;
+// Rows of a gated product at a time, of kGroupsTogether groups: its two results stay in the cache.
+constexpr int64_t kGatedRows = 512;
+constexpr size_t kGatedBytes = kGatedRows * kGroupsTogether * kGroupFeatures * sizeof(float);
+static_assert(kGatedRows % kTileRows == 0);
 
 MatMulKernel KernelOfRows(CpuIsa isa, ComputeMode compute) {
   switch (compute) {
@@ -145,7 +150,7 @@ void CpuMatMul::Plan(const Tensor& x, std::span<const Projection> projections) {
   }
 }
 
-void CpuMatMul::ReserveScratch(const Tensor& x) {
+void CpuMatMul::ReserveScratch(const Tensor& x, size_t more_bytes) {
   const size_t rows = static_cast<size_t>(x.rows);
   const size_t cols = static_cast<size_t>(x.cols);
   const auto padded_cols = static_cast<size_t>(Blocks(x.cols) * kBlockValues);
@@ -156,8 +161,10 @@ void CpuMatMul::ReserveScratch(const Tensor& x) {
   const size_t block_bytes = rows * (cols / kBlockValues) * sizeof(ActivationBlock);
   const size_t row_tiles = (rows + kTileRows - 1) / kTileRows;
   // Tiles may have rows before and behind those of a job.
-  worker_bytes_ = kTileBytes + static_cast<size_t>(most_rows_ + 2 * kTileRows) * kMaxGroupsAtOnce *
-                                   kGroupFeatures * sizeof(float);
+  worker_bytes_ = kTileBytes +
+                  static_cast<size_t>(most_rows_ + 2 * kTileRows) * kMaxGroupsAtOnce *
+                      kGroupFeatures * sizeof(float) +
+                  more_bytes;
   const size_t worker_bytes = worker_bytes_ * static_cast<size_t>(pool_.size());
   size_t bytes = worker_bytes;
   for (const Input& input : inputs_) {
@@ -223,31 +230,76 @@ void CpuMatMul::PrepareRows(const Tensor& x, const Input& input, int64_t begin, 
   }
 }
 
+// A share of a job, of rows [row, row + rows) of it.
+void CpuMatMul::RunShare(const Job& job, const MatMulShare& share, int64_t row, int64_t rows,
+                         const MatMulScratch& scratch) {
+  const Input& from = inputs_[job.input];
+  const int64_t k = from.x.cols;
+  const int64_t first_row = job.first_row + row;
+  MatMulInput input = {from.x.Row<float>(first_row), from.x.stride, nullptr, nullptr, {}, rows, k};
+  if (job.tiles) {
+    input.first_lane = first_row % kTileRows;
+    input.tiles = from.tiles + first_row / kTileRows * RowTileBytes(*from.tile_kernel, k);
+  } else if (from.round) {
+    input.x = from.rounded.Row<float>(first_row);
+    input.x_stride = from.rounded.stride;
+  } else if (from.quantize) {
+    input.codes = from.codes + first_row * k * from.kernel->code_bytes;
+    input.blocks = from.blocks + first_row * (k / kBlockValues);
+  }
+  if (job.row_int8 >= 0) input.row_int8 = row_activations_.input(job.row_int8, first_row);
+  job.run(input, share, scratch);
+}
+
+MatMulScratch CpuMatMul::ScratchOf(int worker) const {
+  uint8_t* const memory = worker_memory_ + static_cast<size_t>(worker) * worker_bytes_;
+  return {memory, reinterpret_cast<float*>(memory + kTileBytes)};
+}
+
 // Groups [begin, end) counted over all jobs.
 void CpuMatMul::RunGroups(int worker, int64_t begin, int64_t end) {
-  uint8_t* memory = worker_memory_ + static_cast<size_t>(worker) * worker_bytes_;
-  const MatMulScratch scratch{memory, reinterpret_cast<float*>(memory + kTileBytes)};
   for (const Job& job : jobs_) {
     MatMulShare share = job.whole;
     share.group_begin = std::max(int64_t{0}, begin - job.first);
     share.group_end = std::min(job.whole.group_end, end - job.first);
     if (share.group_begin >= share.group_end) continue;
-    const Input& from = inputs_[job.input];
-    const int64_t k = from.x.cols;
-    MatMulInput input = {
-        from.x.Row<float>(job.first_row), from.x.stride, nullptr, nullptr, {}, job.rows, k};
-    if (job.tiles) {
-      input.first_lane = job.first_row % kTileRows;
-      input.tiles = from.tiles + job.first_row / kTileRows * RowTileBytes(*from.tile_kernel, k);
-    } else if (from.round) {
-      input.x = from.rounded.Row<float>(job.first_row);
-      input.x_stride = from.rounded.stride;
-    } else if (from.quantize) {
-      input.codes = from.codes + job.first_row * k * from.kernel->code_bytes;
-      input.blocks = from.blocks + job.first_row * (k / kBlockValues);
+    RunShare(job, share, 0, job.rows, ScratchOf(worker));
+  }
+}
+
+// Groups [begin, end) counted over the gates of all pairs. What a gate and an up give goes to
+// memory that stays in the cache, and from there through `combine` to out.
+void CpuMatMul::RunPairs(int worker, int64_t begin, int64_t end, GatedFunction* combine,
+                         const Tensor& out) {
+  float* const gates = reinterpret_cast<float*>(
+      worker_memory_ + static_cast<size_t>(worker + 1) * worker_bytes_ - 2 * kGatedBytes);
+  float* const ups = gates + kGatedBytes / sizeof(float);
+  for (size_t i = 0; i < jobs_.size(); i += 2) {
+    const Job &gate = jobs_[i], &up = jobs_[i + 1];
+    const int64_t from = std::max(int64_t{0}, begin - gate.first / 2);
+    const int64_t to = std::min(gate.whole.group_end, end - gate.first / 2);
+    for (int64_t row = 0; row < gate.rows; row += kGatedRows) {
+      const int64_t rows = std::min(kGatedRows, gate.rows - row);
+      const int64_t together = kGatedRows / rows * kGroupsTogether;
+      for (int64_t group = from; group < to; group += together) {
+        const int64_t groups = std::min(together, to - group);
+        const int64_t first = group * kGroupFeatures;
+        const int64_t stride = groups * kGroupFeatures;
+        for (const auto& [job, results] : {std::pair(&gate, gates), std::pair(&up, ups)}) {
+          MatMulShare share = job->whole;
+          share.group_begin = group;
+          share.group_end = group + groups;
+          share.out = results - first;
+          share.out_stride = stride;
+          RunShare(*job, share, row, rows, ScratchOf(worker));
+        }
+        const int64_t count = std::min(stride, gate.whole.weight.n - first);
+        for (int64_t r = 0; r < rows; ++r) {
+          combine(gates + r * stride, ups + r * stride,
+                  out.Row<float>(gate.first_row + row + r) + first, count);
+        }
+      }
     }
-    if (job.row_int8 >= 0) input.row_int8 = row_activations_.input(job.row_int8, job.first_row);
-    job.run(input, share, scratch);
   }
 }
 
@@ -279,23 +331,44 @@ void CpuMatMul::Prepare(const Tensor& x) {
   }
 }
 
-void CpuMatMul::Run(Tensor x, std::span<const Projection> projections) {
-  Plan(x, projections);
-  if (x.rows == 0 || groups_ == 0) return;
-  ReserveScratch(x);
-  Prepare(x);
+// Calls run(worker, begin, end) over `groups` groups.
+template <typename RunRange>
+void CpuMatMul::SplitGroups(const Tensor& x, int64_t groups, RunRange run) {
   if (most_rows_ == x.rows) {
-    pool_.ParallelFor(groups_, kGroupsTogether, [&](int worker, int64_t begin, int64_t end) {
-      RunGroups(worker, begin, end);
-    });
+    pool_.ParallelFor(groups, kGroupsTogether, run);
     return;
   }
   // Groups of many rows take longer than those of few: whoever is done takes more.
-  const int64_t units = (groups_ + kGroupsTogether - 1) / kGroupsTogether;
+  const int64_t units = (groups + kGroupsTogether - 1) / kGroupsTogether;
   const int64_t pieces = std::min(units, kUnevenPieces * pool_.size());
   pool_.ParallelForEach(pieces, [&](int worker, int64_t piece, int64_t) {
-    RunGroups(worker, units * piece / pieces * kGroupsTogether,
-              std::min(groups_, units * (piece + 1) / pieces * kGroupsTogether));
+    run(worker, units * piece / pieces * kGroupsTogether,
+        std::min(groups, units * (piece + 1) / pieces * kGroupsTogether));
+  });
+}
+
+void CpuMatMul::Run(Tensor x, std::span<const Projection> projections) {
+  Plan(x, projections);
+  if (x.rows == 0 || groups_ == 0) return;
+  ReserveScratch(x, 0);
+  Prepare(x);
+  SplitGroups(x, groups_,
+              [&](int worker, int64_t begin, int64_t end) { RunGroups(worker, begin, end); });
+}
+
+void CpuMatMul::RunGated(Tensor x, std::span<const Projection> pairs, GatedFunction* combine,
+                         Tensor out) {
+  Plan(x, pairs);
+  if (x.rows == 0 || groups_ == 0) return;
+  for (size_t i = 0; i < jobs_.size(); i += 2) {
+    const Job &gate = jobs_[i], &up = jobs_[i + 1];
+    TREADLE_CHECK(gate.whole.weight.n == out.cols && up.whole.weight.n == out.cols);
+    TREADLE_CHECK(gate.first_row == up.first_row && gate.rows == up.rows);
+  }
+  ReserveScratch(x, 2 * kGatedBytes);
+  Prepare(x);
+  SplitGroups(x, groups_ / 2, [&](int worker, int64_t begin, int64_t end) {
+    RunPairs(worker, begin, end, combine, out);
   });
 }
 

@@ -57,6 +57,10 @@ class CpuMatMul {
   // Backend::MatMul. Every weight is a CpuMatrix.
   void Run(Tensor x, std::span<const Projection> projections);
 
+  // Backend::GatedMatMul. combine: of n values of a gate, of an up, and of out.
+  using GatedFunction = void(const float* gate, const float* up, float* out, int64_t n);
+  void RunGated(Tensor x, std::span<const Projection> pairs, GatedFunction* combine, Tensor out);
+
  private:
   struct Job {
     MatMulShare whole;
@@ -86,10 +90,16 @@ class CpuMatMul {
     return view.coarse ? coarse_kernel_ : kernel_;
   }
   size_t InputFor(const PackedView& view);
-  void ReserveScratch(const Tensor& x);
+  void ReserveScratch(const Tensor& x, size_t more_bytes);  // more: of each worker, at its end
   void PrepareRows(const Tensor& x, const Input& input, int64_t begin, int64_t end);
   void Prepare(const Tensor& x);
+  MatMulScratch ScratchOf(int worker) const;
+  void RunShare(const Job& job, const MatMulShare& share, int64_t row, int64_t rows,
+                const MatMulScratch& scratch);
   void RunGroups(int worker, int64_t begin, int64_t end);
+  void RunPairs(int worker, int64_t begin, int64_t end, GatedFunction* combine, const Tensor& out);
+  template <typename RunRange>
+  void SplitGroups(const Tensor& x, int64_t groups, RunRange run);
 
   ThreadPool& pool_;
   const MatMulKernel kernel_, coarse_kernel_;

@@ -251,29 +251,86 @@ void Run(const MatMulInput& input, const MatMulShare& share, const MatMulScratch
   });
 }
 
-template <typename Form>
-void QuantizeRow(const float* x, int64_t k, int64_t lane, uint8_t* tile) {
-  for (int64_t b = 0; b < k / kBlockValues; ++b, tile += Form::kBytes) {
-    __m256i q[4];
-    const ActivationBlock block = QuantizeBlock<Form::kSteps>(x + b * kBlockValues, q);
-    int8_t* codes = reinterpret_cast<int8_t*>(tile) + lane * Form::kCodes;
-    if constexpr (Form::kPlanes == 2) {
-      StorePlanes<7>(codes, codes + Form::kPlaneBytes, q);
-    } else if constexpr (Form::kNibbles) {
-      StorePlanes<4>(codes + kBlockValues, codes, q);
-    } else {
-      StoreByteCodes(codes, q);
-    }
-    float* scales = reinterpret_cast<float*>(tile + Form::kPlanes * Form::kPlaneBytes);
-    scales[lane] = block.scale;
-    scales[kTileRows + lane] = block.scaled_sum;
+// Lane r: what `op` makes of the lanes of rows[r].
+template <typename Op>
+TREADLE_SIMD __m512i ReduceEach(const __m512i (&rows)[kTileRows], Op op) {
+  __m512i fours[4];  // rows 4i to 4i + 3, in each 128 bits a part of their lanes
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const __m512i* r = rows + 4 * i;
+    const __m512i a = op(_mm512_unpacklo_epi32(r[0], r[1]), _mm512_unpackhi_epi32(r[0], r[1]));
+    const __m512i b = op(_mm512_unpacklo_epi32(r[2], r[3]), _mm512_unpackhi_epi32(r[2], r[3]));
+    fours[i] = op(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
   }
+  const auto join = [&](__m512i a, __m512i b) __attribute__((always_inline)) {
+    return op(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
+  };
+  return join(join(fours[0], fours[1]), join(fours[2], fours[3]));
 }
 
+TREADLE_SIMD void StoreLowBytes(int8_t* to, const __m512i (&q)[2]) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(q[0]));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 16), _mm512_cvtepi32_epi8(q[1]));
+}
+
+// What StorePlanes and StoreByteCodes store.
 template <typename Form>
-void QuantizeRows(const float* x, int64_t stride, int64_t lane, int64_t rows, int64_t k,
-                  uint8_t* tile) {
-  for (int64_t row = 0; row < rows; ++row) QuantizeRow<Form>(x + row * stride, k, lane + row, tile);
+TREADLE_SIMD void StoreRow(int8_t* codes, const __m512i (&q)[2]) {
+  if constexpr (Form::kPlanes == 1 && !Form::kNibbles) return StoreLowBytes(codes, q);
+  constexpr int kBits = Form::kNibbles ? 4 : 7;
+  constexpr int64_t kLow = Form::kNibbles ? kBlockValues : 0;
+  constexpr int64_t kHigh = Form::kNibbles ? 0 : Form::kPlaneBytes;
+  __m512i low[2], high[2];
+  for (int i = 0; i < 2; ++i) {
+    high[i] = _mm512_srai_epi32(_mm512_add_epi32(q[i], _mm512_set1_epi32(1 << (kBits - 1))), kBits);
+    low[i] = _mm512_sub_epi32(q[i], _mm512_slli_epi32(high[i], kBits));
+  }
+  StoreLowBytes(codes + kLow, low);
+  StoreLowBytes(codes + kHigh, high);
+}
+
+// A block of each row as QuantizeBlock does it; constants of sixteen rows are computed at a time.
+template <typename Form>
+TREADLE_LOOP void QuantizeRows(const float* x, int64_t stride, int64_t lane, int64_t rows,
+                               int64_t k, uint8_t* tile) {
+  const __m512 steps = _mm512_set1_ps(Form::kSteps);
+  const __m512i most = _mm512_set1_epi32(Form::kSteps), least = _mm512_set1_epi32(-Form::kSteps);
+  const auto wanted = static_cast<__mmask16>((1u << rows) - 1);
+  for (int64_t b = 0; b < k / kBlockValues; ++b, x += kBlockValues, tile += Form::kBytes) {
+    __m512i of_rows[kTileRows] = {};
+    for (int64_t r = 0; r < rows; ++r) {
+      const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+      const float* row = x + r * stride;
+      of_rows[r] = _mm512_max_epi32(_mm512_and_si512(_mm512_loadu_si512(row), magnitude),
+                                    _mm512_and_si512(_mm512_loadu_si512(row + 16), magnitude));
+    }
+    const __m512 absmax = _mm512_castsi512_ps(ReduceEach(
+        of_rows, [](__m512i a, __m512i c)
+                     __attribute__((always_inline)) { return _mm512_max_epi32(a, c); }));
+    const __mmask16 scaled =
+        _mm512_cmp_ps_mask(absmax, _mm512_set1_ps(0x1p-100f), _CMP_NLT_UQ);  // NaN, too
+    const __m512 scale = _mm512_maskz_div_ps(scaled, absmax, steps);
+    alignas(64) float inverses[kTileRows];
+    _mm512_store_ps(inverses, _mm512_maskz_div_ps(scaled, steps, absmax));
+    for (int64_t r = 0; r < rows; ++r) {
+      const float* row = x + r * stride;
+      __m512i q[2];
+      for (int i = 0; i < 2; ++i) {
+        q[i] = _mm512_cvtps_epi32(
+            _mm512_mul_ps(_mm512_loadu_ps(row + 16 * i), _mm512_set1_ps(inverses[r])));
+        q[i] = _mm512_max_epi32(_mm512_min_epi32(q[i], most), least);
+      }
+      StoreRow<Form>(reinterpret_cast<int8_t*>(tile) + (lane + r) * Form::kCodes, q);
+      of_rows[r] = _mm512_add_epi32(q[0], q[1]);
+    }
+    const __m512i sums = ReduceEach(
+        of_rows,
+        [](__m512i a, __m512i c) __attribute__((always_inline)) { return _mm512_add_epi32(a, c); });
+    float* scales = reinterpret_cast<float*>(tile + Form::kPlanes * Form::kPlaneBytes) + lane;
+    _mm512_mask_storeu_ps(scales, wanted, scale);
+    _mm512_mask_storeu_ps(scales + kTileRows, wanted,
+                          _mm512_mul_ps(scale, _mm512_cvtepi32_ps(sums)));
+  }
 }
 
 }  // namespace

@@ -144,6 +144,11 @@ void CpuOps::ClampedSwiGlu(Tensor gate, Tensor up, float limit, Tensor out) {
 void CpuOps::GeGlu(Tensor gate, Tensor up, Tensor out) {
   Gated(pool_, kGeGluElements[isa_], gate, up, out);
 }
+void CpuOps::GatedMatMul(Tensor x, std::span<const Projection> pairs, Gate by, Tensor gate,
+                         Tensor up, Tensor out) {
+  matmul_.RunGated(x, pairs, by == Gate::kSwiGlu ? kSwiGluElements[isa_] : kGeGluElements[isa_],
+                   out);
+}
 void CpuOps::SigmoidGate(Tensor gate, Tensor x, Tensor out) {
   CheckSameShape(x, out);
   TREADLE_CHECK(gate.rows == x.rows && (gate.cols == x.cols || gate.cols == 1));

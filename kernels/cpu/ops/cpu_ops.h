@@ -44,6 +44,8 @@ class CpuOps final : public HostBackend {
   CpuIsa isa() const { return isa_; }
 
   TREADLE_FEATURE_OPS(TREADLE_OVERRIDE_OP)
+  void GatedMatMul(Tensor x, std::span<const Projection> pairs, Gate by, Tensor gate, Tensor up,
+                   Tensor out) override;
   TREADLE_SAMPLE_OPS(TREADLE_OVERRIDE_OP)
 
  private:

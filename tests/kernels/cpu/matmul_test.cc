@@ -7,6 +7,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -124,6 +125,53 @@ TEST_P(CpuMatMulTest, ProjectionsOfSomeRowsGiveTheBitsOfAll) {
                                 projection(17, 16, some), projection(33, 42, some)};
     backend->MatMul(input, parts);
     EXPECT_EQ(all, some) << format.name;
+  }
+}
+
+// Pairs of a gate and an up, of experts' rows and of more rows than are gated at a time: the bits
+// of the products and of the gate after them.
+TEST_P(CpuMatMulTest, GatedProductsGiveTheBitsOfOneAfterTheOther) {
+  auto backend = MakeBackend(3);
+  constexpr int64_t kCols = 256, kFeatures = 53;
+  for (const WeightFormat& format : WeightFormats()) {
+    const RandomMatrix gates = MakeRandomMatrix(format, kFeatures, kCols, 7);
+    const RandomMatrix ups = MakeRandomMatrix(format, kFeatures, kCols, 8);
+    const auto gate = MustPack(*backend, gates.source), up = MustPack(*backend, ups.source);
+    const bool long_one = format.name == std::string_view("q4_1");
+    const std::vector<std::vector<int64_t>> parts_of_rows = {
+        {1}, {3, 14, 16, 42}, {long_one ? 1040 : 40}};
+    for (const std::vector<int64_t>& parts : parts_of_rows) {
+      const int64_t rows = std::accumulate(parts.begin(), parts.end(), int64_t{0});
+      std::vector<float> x(rows * kCols), bias(kFeatures, 0.125f);
+      for (size_t i = 0; i < x.size(); ++i) x[i] = std::sin(0.7f * static_cast<float>(i % 4099));
+      for (const auto by : {Backend::Gate::kSwiGlu, Backend::Gate::kGeGlu}) {
+        std::vector<float> results[2];
+        for (const bool gated : {false, true}) {
+          std::vector<float> memory(3 * rows * kFeatures);
+          Tensor tensors[3];
+          for (int64_t i = 0; i < 3; ++i) {
+            tensors[i] =
+                DenseTensor(memory.data() + i * rows * kFeatures, DType::kF32, rows, kFeatures);
+          }
+          std::vector<Projection> pairs;
+          int64_t first = 0;
+          for (const int64_t count : parts) {
+            pairs.push_back({gate.get(), bias.data(), tensors[0].Rows(first, count), false, first});
+            pairs.push_back({up.get(), nullptr, tensors[1].Rows(first, count), false, first});
+            first += count;
+          }
+          const Tensor input = DenseTensor(x.data(), DType::kF32, rows, kCols);
+          if (gated) {
+            backend->GatedMatMul(input, pairs, by, tensors[0], tensors[1], tensors[2]);
+          } else {
+            backend->MatMul(input, pairs);
+            backend->Apply(by, tensors[0], tensors[1], tensors[2]);
+          }
+          results[gated].assign(memory.end() - rows * kFeatures, memory.end());
+        }
+        EXPECT_EQ(results[0], results[1]) << format.name << ", " << rows << " rows";
+      }
+    }
   }
 }
 
