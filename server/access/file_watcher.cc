@@ -45,8 +45,8 @@ absl::StatusOr<std::unique_ptr<FileWatcher>> FileWatcher::Open(std::vector<std::
   TREADLE_RETURN_IF_ERROR(watcher->take_(first));
   if (std::ranges::any_of(watcher->paths_, ReadableOnce)) return watcher;
   watcher->taken_ = DigestOf(first);
-  watcher->pulse_.emplace([self = watcher.get()] {
-    self->Look();
+  watcher->pulse_.emplace([self = watcher.get(), looks = false]() mutable {
+    if (std::exchange(looks, true)) self->Look();  // first a period later
     return std::chrono::steady_clock::now() + kPeriod;
   });
   return watcher;

@@ -185,7 +185,7 @@ void AdapterRegistry::Hold(const std::string& name, Clock::time_point deadline, 
 void AdapterRegistry::Run() {
   MutexLock lock(mutex_);
   while (!stopping_) {
-    if (EndOne()) continue;
+    if (EndOne() || stopping_) continue;  // it has let go of the lock
     auto next = Clock::time_point::max();
     for (const Waiter& waiter : waiting_) next = std::min(next, waiter.deadline);
     if (next == Clock::time_point::max()) {
