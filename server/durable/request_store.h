@@ -163,8 +163,8 @@ class RequestStore {
   bool healthy_ ABSL_GUARDED_BY(mutex_) = true;  // the last write succeeded
   bool writer_ended_ ABSL_GUARDED_BY(mutex_) = false;
 
-  Clock::time_point sweep_;      // the writer's
-  Clock::time_point next_sync_;  // the syncer's
+  Clock::time_point sweep_;                     // the writer's
+  Clock::time_point next_sync_;                 // the syncer's
   std::optional<PulseThread> syncer_, writer_;  // last: they use the others
 };
 
