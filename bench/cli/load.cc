@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "absl/strings/str_format.h"
+#include "base/background.h"
 #include "base/status.h"
 #include "base/sync.h"
 #include "bench/cli/benchmarks.h"
@@ -62,19 +63,11 @@ double ShareAway() {
 // Writes what is due to every stream, from one thread.
 class Ticker {
  public:
-  explicit Ticker(SteadyClock::duration gap) : gap_(gap), thread_([this] { Run(); }) {}
-  ~Ticker() {
-    {
-      MutexLock lock(mutex_);
-      stopped_ = true;
-      changed_.NotifyAll();
-    }
-    thread_.join();
-  }
+  explicit Ticker(SteadyClock::duration gap) : gap_(gap) {}
   void Add(std::shared_ptr<HttpReply> reply) {
     MutexLock lock(mutex_);
     streams_.push({SteadyClock::now() + gap_, 0, std::move(reply)});
-    changed_.NotifyAll();
+    pulse_.Nudge();
   }
 
  private:
@@ -84,17 +77,9 @@ class Ticker {
     std::shared_ptr<HttpReply> reply;
   };
 
-  void Run() {
+  SteadyClock::time_point WriteDue() {
     MutexLock lock(mutex_);
-    while (!stopped_) {
-      if (streams_.empty()) {
-        changed_.Wait(mutex_);
-        continue;
-      }
-      if (streams_.front().due > SteadyClock::now()) {
-        changed_.WaitUntil(mutex_, streams_.front().due);
-        continue;
-      }
+    while (!streams_.empty() && streams_.front().due <= SteadyClock::now()) {
       Stream stream = std::move(streams_.front());
       streams_.pop();
       stream.reply->Write("data: {\"choices\":[{\"text\":\"word\"}]}\n\n");
@@ -106,14 +91,13 @@ class Ticker {
         streams_.push(std::move(stream));
       }
     }
+    return streams_.empty() ? PulseThread::kNever : streams_.front().due;
   }
 
   const SteadyClock::duration gap_;
   Mutex mutex_;
-  CondVar changed_;
   std::queue<Stream> streams_ ABSL_GUARDED_BY(mutex_);  // all gaps are equal: first in, first due
-  bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
-  std::thread thread_;
+  PulseThread pulse_{[this] { return WriteDue(); }};    // last
 };
 
 absl::StatusOr<std::unique_ptr<HttpServer>> ServeEchoes(Ticker& ticker, int64_t streams) {

@@ -133,7 +133,10 @@ absl::StatusOr<std::unique_ptr<PageFiles>> PageFiles::Open(Options options) {
   TREADLE_RETURN_IF_ERROR(files->List());
   files->Measure();
   try {
-    files->thread_ = std::thread([&all = *files] { all.Run(); });
+    files->pulse_.emplace([&all = *files] {
+      all.Work();
+      return PulseThread::kNever;
+    });
   } catch (const std::system_error& failed) {
     return ResourceExhausted("thread of ", files->options_.folder, ": ", failed.what());
   }
@@ -159,8 +162,7 @@ PageFiles::~PageFiles() {
     MutexLock lock(mutex_);
     stop_at_ = SteadyClock::now() + kFinishWithin;
   }
-  work_.NotifyAll();
-  if (thread_.joinable()) thread_.join();
+  pulse_.reset();
   close(lock_);
 }
 
@@ -267,7 +269,7 @@ void PageFiles::Store(PageName name, PageBytes bytes) {
   }
   if (!queued_.insert(name.key).second) return;
   stores_.push_back({std::move(name), std::move(bytes)});
-  work_.NotifyAll();
+  pulse_->Nudge();
 }
 
 size_t PageFiles::Held(std::span<const PageName> pages) const {
@@ -282,7 +284,7 @@ std::shared_ptr<PageFetch> PageFiles::Fetch(std::vector<PageName> pages,
   std::shared_ptr<PageFetch> fetch(new PageFetch(std::move(pages), std::move(done)));
   MutexLock lock(mutex_);
   fetches_.push_back(fetch);
-  work_.NotifyAll();
+  pulse_->Nudge();
   return fetch;
 }
 
@@ -291,7 +293,7 @@ void PageFiles::Clear() {
   for (const Page& page : stores_) queued_.erase(page.name.key);
   stores_.clear();
   clear_ = true;
-  work_.NotifyAll();
+  pulse_->Nudge();
 }
 
 void PageFiles::NoteComputing(double seconds_per_token) {
@@ -340,8 +342,8 @@ bool PageFiles::WaitIdle(SteadyClock::time_point deadline) {
   return true;
 }
 
-// The thread: clears, reads, writes, in this order.
-void PageFiles::Run() {
+// The thread: clears, reads, writes, in this order, until nothing waits.
+void PageFiles::Work() {
   while (true) {
     std::shared_ptr<PageFetch> fetch;
     std::optional<Page> store;
@@ -349,12 +351,9 @@ void PageFiles::Run() {
     {
       MutexLock lock(mutex_);
       working_ = false;
-      while (!clear_ && fetches_.empty() && stores_.empty()) {
-        idle_.NotifyAll();
-        if (stop_at_) return;
-        work_.Wait(mutex_);
-      }
-      if (stop_at_ && SteadyClock::now() >= *stop_at_) return;
+      const bool idle = !clear_ && fetches_.empty() && stores_.empty();
+      if (idle) idle_.NotifyAll();
+      if (idle || (stop_at_ && SteadyClock::now() >= *stop_at_)) return;
       working_ = true;
       clear = std::exchange(clear_, false);
       if (!clear && !fetches_.empty()) {

@@ -28,13 +28,13 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/background.h"
 #include "base/sync.h"
 
 namespace treadle {
@@ -153,7 +153,7 @@ class PageFiles {
   absl::Status List();
   void Measure();
 
-  void Run();
+  void Work();
   void Read(PageFetch& fetch, const std::function<bool()>& wanted);
   PageBytes ReadPage(const std::string& key, const std::vector<int32_t>* ids);
   void Write(const Page& page);
@@ -172,7 +172,7 @@ class PageFiles {
   bool told_damage_ = false, told_write_ = false;
 
   mutable Mutex mutex_;
-  CondVar work_, idle_;
+  CondVar idle_;
   Keys keys_ ABSL_GUARDED_BY(mutex_);  // of files that are there
   std::unordered_map<std::string_view, Keys::iterator> by_key_ ABSL_GUARDED_BY(mutex_);
   std::deque<std::shared_ptr<PageFetch>> fetches_ ABSL_GUARDED_BY(mutex_);
@@ -185,7 +185,7 @@ class PageFiles {
   double read_seconds_ ABSL_GUARDED_BY(mutex_) = 0;       // of a page
   double computing_seconds_ ABSL_GUARDED_BY(mutex_) = 0;  // of a token
 
-  std::thread thread_;  // last
+  std::optional<PulseThread> pulse_;  // last
 };
 
 }  // namespace treadle

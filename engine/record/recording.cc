@@ -173,8 +173,6 @@ absl::StatusOr<std::shared_ptr<Recording>> Recording::Open(RecordingOptions opti
   return std::shared_ptr<Recording>(new Recording(state));
 }
 
-Recording::Recording(std::shared_ptr<State> state) : state_(std::move(state)) {}
-
 Recording::~Recording() {
   const auto deadline = SteadyClock::now() + kLastWords;
   bool done = false;

@@ -14,6 +14,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -69,7 +70,7 @@ class Recording {
 
  private:
   struct State;
-  explicit Recording(std::shared_ptr<State> state);
+  explicit Recording(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
   const std::shared_ptr<State> state_;  // also the thread's
 };

@@ -21,9 +21,9 @@
 #include <string>
 #include <vector>
 
+#include "base/background.h"
 #include "base/sync.h"
 #include "engine/engine.h"
-#include "engine/remote/background.h"
 #include "engine/remote/control_streams.h"
 #include "engine/remote/host_delay.h"
 #include "engine/remote/received_checkpoint.h"

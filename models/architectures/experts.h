@@ -120,11 +120,8 @@ inline constexpr Architecture kQwen2Moe = {.name = "qwen2moe",
                                            .unnormalized_experts = true};
 
 // The bias that routers of sigmoids choose with (Routing::bias).
-inline constexpr TensorRow kRouterBias[] = {{.part = Part::kRouterBias,
-                                             .gguf = "exp_probs_b.bias",
-                                             .hugging_face = "mlp.gate.e_score_correction_bias",
-                                             .rows = Extent::kExperts,
-                                             .bare = true}};
+inline constexpr TensorRow kRouterBias[] = {Bare(
+    Part::kRouterBias, "exp_probs_b.bias", "mlp.gate.e_score_correction_bias", Extent::kExperts)};
 
 // MiniMax-M2 (MiniMax 2025): such routers, a norm of all queries and one of all keys as OLMo's, and
 // a share of each head that rotates.

@@ -89,16 +89,8 @@ inline constexpr Architecture kGemma4 = {
 
 inline constexpr auto kGemma4MoeTensors = [] {
   constexpr std::array<TensorRow, 5> kOwn = {
-      {{.part = Part::kRouterNorm,
-        .gguf = "ffn_gate_inp.scale",
-        .hugging_face = "router.scale",
-        .rows = Extent::kHidden,
-        .bare = true},
-       {.part = Part::kExpertScale,
-        .gguf = "ffn_down_exps.scale",
-        .hugging_face = "router.per_expert_scale",
-        .rows = Extent::kExperts,
-        .bare = true},
+      {Bare(Part::kRouterNorm, "ffn_gate_inp.scale", "router.scale", Extent::kHidden),
+       Bare(Part::kExpertScale, "ffn_down_exps.scale", "router.per_expert_scale", Extent::kExperts),
        {Part::kExpertNorm, "pre_ffw_norm_2", "pre_feedforward_layernorm_2", Extent::kHidden},
        {Part::kPostDenseNorm, "post_ffw_norm_1", "post_feedforward_layernorm_1", Extent::kHidden},
        {Part::kPostExpertNorm, "post_ffw_norm_2", "post_feedforward_layernorm_2",

@@ -34,6 +34,12 @@ inline constexpr TensorRow kLlamaTensors[] = {
     {Part::kUp, "ffn_up", "mlp.up_proj", Extent::kInner, Extent::kHidden},
     {Part::kDown, "ffn_down", "mlp.down_proj", Extent::kHidden, Extent::kInner}};
 
+// A row whose names are whole.
+constexpr TensorRow Bare(Part part, std::string_view gguf, std::string_view hugging_face,
+                         Extent rows) {
+  return {.part = part, .gguf = gguf, .hugging_face = hugging_face, .rows = rows, .bare = true};
+}
+
 // The rows as `change` leaves each of them: for families that call some parts otherwise.
 template <size_t kRows, typename Change>
 constexpr auto Changed(std::array<TensorRow, kRows> rows, Change change) {

@@ -31,11 +31,8 @@ inline constexpr std::array<TensorRow, 2> kNemotronFfn = {
      {Part::kDown, "ffn_down", "mixer.down_proj", Extent::kHidden, Extent::kInner}}};
 inline constexpr std::array<TensorRow, 6> kNemotronExperts = {
     {{Part::kRouter, "ffn_gate_inp", "mixer.gate", Extent::kExperts, Extent::kHidden},
-     {.part = Part::kRouterBias,
-      .gguf = "exp_probs_b.bias",
-      .hugging_face = "mixer.gate.e_score_correction_bias",
-      .rows = Extent::kExperts,
-      .bare = true},
+     Bare(Part::kRouterBias, "exp_probs_b.bias", "mixer.gate.e_score_correction_bias",
+          Extent::kExperts),
      {Part::kExpertUp, "ffn_up_exps.*", "mixer.experts.*.up_proj", Extent::kInner, Extent::kHidden},
      {Part::kExpertDown, "ffn_down_exps.*", "mixer.experts.*.down_proj", Extent::kHidden,
       Extent::kInner},

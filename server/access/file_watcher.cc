@@ -45,17 +45,11 @@ absl::StatusOr<std::unique_ptr<FileWatcher>> FileWatcher::Open(std::vector<std::
   TREADLE_RETURN_IF_ERROR(watcher->take_(first));
   if (std::ranges::any_of(watcher->paths_, ReadableOnce)) return watcher;
   watcher->taken_ = DigestOf(first);
-  watcher->thread_ = std::thread([self = watcher.get()] { self->Run(); });
+  watcher->pulse_.emplace([self = watcher.get(), looks = false]() mutable {
+    if (std::exchange(looks, true)) self->Look();  // first a period later
+    return std::chrono::steady_clock::now() + kPeriod;
+  });
   return watcher;
-}
-
-FileWatcher::~FileWatcher() {
-  {
-    MutexLock lock(mutex_);
-    stopping_ = true;
-    woken_.NotifyAll();
-  }
-  if (thread_.joinable()) thread_.join();
 }
 
 FileWatcher::Content FileWatcher::Read(const std::string& path) {
@@ -78,21 +72,12 @@ std::vector<FileWatcher::Content> FileWatcher::ReadAll() const {
   return contents;
 }
 
-void FileWatcher::Run() {
-  while (true) {
-    {
-      MutexLock lock(mutex_);
-      const auto until = std::chrono::steady_clock::now() + kPeriod;
-      while (!stopping_ && woken_.WaitUntil(mutex_, until)) {
-      }
-      if (stopping_) return;
-    }
-    const std::vector<Content> contents = ReadAll();
-    std::string digest = DigestOf(contents);
-    if (digest == taken_) continue;
-    taken_ = std::move(digest);
-    told_(take_(contents));
-  }
+void FileWatcher::Look() {
+  const std::vector<Content> contents = ReadAll();
+  std::string digest = DigestOf(contents);
+  if (digest == taken_) return;
+  taken_ = std::move(digest);
+  told_(take_(contents));
 }
 
 }  // namespace treadle

@@ -8,14 +8,14 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "base/sync.h"
+#include "base/background.h"
 
 namespace treadle {
 
@@ -31,7 +31,6 @@ class FileWatcher {
   // read only once, as pipes, are not watched.
   static absl::StatusOr<std::unique_ptr<FileWatcher>> Open(std::vector<std::string> paths,
                                                            Take take, Told told);
-  ~FileWatcher();  // joins
 
   // The error is the system's reason only. An empty path is an empty file.
   static Content Read(const std::string& path);
@@ -40,17 +39,13 @@ class FileWatcher {
   FileWatcher(std::vector<std::string> paths, Take take, Told told)
       : paths_(std::move(paths)), take_(std::move(take)), told_(std::move(told)) {}
   std::vector<Content> ReadAll() const;
-  void Run();
+  void Look();
 
   const std::vector<std::string> paths_;
   const Take take_;
   const Told told_;
   std::string taken_;  // digest of the last contents; the thread's, once it runs
-
-  Mutex mutex_;
-  CondVar woken_;
-  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  std::thread thread_;
+  std::optional<PulseThread> pulse_;
 };
 
 }  // namespace treadle

@@ -185,7 +185,7 @@ void AdapterRegistry::Hold(const std::string& name, Clock::time_point deadline, 
 void AdapterRegistry::Run() {
   MutexLock lock(mutex_);
   while (!stopping_) {
-    if (EndOne()) continue;
+    if (EndOne() || stopping_) continue;  // it has let go of the lock
     auto next = Clock::time_point::max();
     for (const Waiter& waiter : waiting_) next = std::min(next, waiter.deadline);
     if (next == Clock::time_point::max()) {
@@ -194,11 +194,7 @@ void AdapterRegistry::Run() {
       changed_.WaitUntil(mutex_, next);
     }
   }
-  for (; !waiting_.empty(); waiting_.pop_front()) {
-    Done done = std::move(waiting_.front().done);
-    mutex_.Unlock();
-    done(absl::UnavailableError("the server is stopping"));
-    mutex_.Lock();
+  while (EndOne()) {
   }
 }
 
@@ -207,9 +203,11 @@ bool AdapterRegistry::EndOne() {
   bool room_wanted = false;
   for (size_t i = 0; i < waiting_.size(); ++i) {
     std::optional<absl::StatusOr<AdapterHold>> given;
-    if (Clock::now() >= waiting_[i].deadline) {
+    if (stopping_) {
+      given = absl::UnavailableError("the server is stopping");
+    } else if (Clock::now() >= waiting_[i].deadline) {
       given = absl::DeadlineExceededError("the deadline passed");
-    } else if (!stopping_) {
+    } else {
       given = Try(std::string(waiting_[i].name), room_wanted);
     }
     if (!given) continue;

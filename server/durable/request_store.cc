@@ -39,8 +39,9 @@ absl::StatusOr<std::unique_ptr<RequestStore>> RequestStore::Open(
     std::unique_ptr<RequestJournal> journal, Options options) {
   std::unique_ptr<RequestStore> store(new RequestStore(std::move(options), std::move(journal)));
   store->ReadRows();
-  store->writer_ = std::thread([store = store.get()] { store->RunWriter(); });
-  store->syncer_ = std::thread([store = store.get()] { store->RunSyncer(); });
+  store->sweep_ = Clock::now() + kSweepEvery;
+  store->syncer_.emplace([store = store.get()] { return store->Sync(); });
+  store->writer_.emplace([store = store.get()] { return store->WriteQueue(); });
   return store;
 }
 
@@ -48,13 +49,12 @@ RequestStore::RequestStore(Options options, std::unique_ptr<RequestJournal> jour
     : options_(std::move(options)), journal_(std::move(journal)) {}
 
 RequestStore::~RequestStore() {
+  writer_.reset();
   {
     MutexLock lock(mutex_);
-    stopping_ = true;
-    news_.NotifyOne();
+    writer_ended_ = true;
   }
-  if (writer_.joinable()) writer_.join();
-  if (syncer_.joinable()) syncer_.join();
+  syncer_->Nudge();
 }
 
 void RequestStore::ReadRows() {
@@ -168,7 +168,7 @@ void RequestStore::Enqueue(Write write) {
     bytes_ += bytes;
   }
   queue_.push_back(std::move(write));
-  if (queue_.size() == 1) news_.NotifyOne();
+  if (queue_.size() == 1) writer_->Nudge();
 }
 
 void RequestStore::Detach(Entry& entry) {
@@ -188,36 +188,27 @@ void RequestStore::Forget(const Entry& entry) {
 
 // The writer.
 
-void RequestStore::RunWriter() {
-  Clock::time_point sweep = Clock::now() + kSweepEvery;
-  while (true) {
-    std::vector<Write> writes;
-    std::optional<Entries> dropped;
-    {
-      MutexLock lock(mutex_);
-      while (queue_.empty() && !stopping_ && news_.WaitUntil(mutex_, sweep)) {
-      }
-      if (queue_.empty() && stopping_) {
-        writer_ended_ = true;
-        unsynced_news_.NotifyOne();
-        return;
-      }
-      writes.swap(queue_);
-      // Nothing is written behind a gap, nor of what was not accepted.
-      for (Write& write : writes) {
-        if (write.entry->broken || !write.entry->refused.ok()) write.bytes.clear();
-      }
-      if (Clock::now() >= sweep || bytes_ > options_.space) {
-        sweep = Clock::now() + kSweepEvery;
-        dropped = TakeExpired();
-      }
+RequestStore::Clock::time_point RequestStore::WriteQueue() {
+  std::vector<Write> writes;
+  std::optional<Entries> dropped;
+  {
+    MutexLock lock(mutex_);
+    writes.swap(queue_);
+    // Nothing is written behind a gap, nor of what was not accepted.
+    for (Write& write : writes) {
+      if (write.entry->broken || !write.entry->refused.ok()) write.bytes.clear();
     }
-    if (!writes.empty()) {
-      const absl::Status status = WriteDown(writes);
-      TellAll(Conclude(std::move(writes), status));
+    if (Clock::now() >= sweep_ || bytes_ > options_.space) {
+      sweep_ = Clock::now() + kSweepEvery;
+      dropped = TakeExpired();
     }
-    if (dropped) Drop(*std::move(dropped));
   }
+  if (!writes.empty()) {
+    const absl::Status status = WriteDown(writes);
+    TellAll(Conclude(std::move(writes), status));
+  }
+  if (dropped) Drop(*std::move(dropped));
+  return sweep_;
 }
 
 absl::Status RequestStore::WriteDown(const std::vector<Write>& writes) {
@@ -264,7 +255,7 @@ RequestStore::Told RequestStore::Conclude(std::vector<Write> writes, const absl:
       }
     }
   }
-  if (urgent_ || commits_ == synced_ + 1) unsynced_news_.NotifyOne();
+  if (urgent_ || commits_ == synced_ + 1) syncer_->Nudge();
   return told;
 }
 
@@ -304,27 +295,18 @@ void RequestStore::Drop(Entries entries) {
 
 // The syncer.
 
-void RequestStore::RunSyncer() {
-  Clock::time_point next = Clock::now();
-  while (true) {
-    uint64_t commit;
-    {
-      MutexLock lock(mutex_);
-      while (true) {
-        if (commits_ > synced_ && (urgent_ || writer_ended_ || Clock::now() >= next)) break;
-        if (writer_ended_) return;
-        if (commits_ > synced_) {
-          unsynced_news_.WaitUntil(mutex_, next);
-        } else {
-          unsynced_news_.Wait(mutex_);
-        }
-      }
-      commit = commits_;
-      urgent_ = false;
-    }
-    next = Clock::now() + kSyncEvery;
-    TellAll(ConcludeSync(commit, journal_->Sync()));
+RequestStore::Clock::time_point RequestStore::Sync() {
+  uint64_t commit;
+  {
+    MutexLock lock(mutex_);
+    if (commits_ == synced_) return PulseThread::kNever;
+    if (!urgent_ && !writer_ended_ && Clock::now() < next_sync_) return next_sync_;
+    commit = commits_;
+    urgent_ = false;
   }
+  next_sync_ = Clock::now() + kSyncEvery;
+  TellAll(ConcludeSync(commit, journal_->Sync()));
+  return next_sync_;
 }
 
 RequestStore::Told RequestStore::ConcludeSync(uint64_t commit, const absl::Status& status) {

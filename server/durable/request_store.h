@@ -24,13 +24,14 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/background.h"
 #include "base/sync.h"
 #include "server/durable/request_journal.h"
 #include "server/durable/stored_messages.h"
@@ -132,14 +133,14 @@ class RequestStore {
   void Detach(Entry& entry) ABSL_LOCKS_EXCLUDED(mutex_);
   void Forget(const Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // The writer's.
-  void RunWriter() ABSL_LOCKS_EXCLUDED(mutex_);
+  // The writer's. Returns when to sweep next.
+  Clock::time_point WriteQueue() ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status WriteDown(const std::vector<Write>& writes) ABSL_LOCKS_EXCLUDED(journal_mutex_);
   void Drop(Entries entries) ABSL_LOCKS_EXCLUDED(mutex_, journal_mutex_);
   Told Conclude(std::vector<Write> writes, const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
   Entries TakeExpired() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The syncer's.
-  void RunSyncer() ABSL_LOCKS_EXCLUDED(mutex_);
+  // The syncer's. Returns when to sync next.
+  Clock::time_point Sync() ABSL_LOCKS_EXCLUDED(mutex_);
   Told ConcludeSync(uint64_t commit, const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
   void NoteHealth(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -149,7 +150,6 @@ class RequestStore {
   const std::unique_ptr<RequestJournal> journal_;
 
   Mutex mutex_;
-  CondVar news_, unsynced_news_;
   std::map<Name, std::shared_ptr<Entry>> entries_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_number_ ABSL_GUARDED_BY(mutex_) = 1;
   int64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;            // of all entries
@@ -161,10 +161,11 @@ class RequestStore {
   uint64_t synced_ ABSL_GUARDED_BY(mutex_) = 0;  // commits that are on the disk
   bool urgent_ ABSL_GUARDED_BY(mutex_) = false;  // among those that are not is an acceptance
   bool healthy_ ABSL_GUARDED_BY(mutex_) = true;  // the last write succeeded
-  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   bool writer_ended_ ABSL_GUARDED_BY(mutex_) = false;
 
-  std::thread writer_, syncer_;  // last: they use the others
+  Clock::time_point sweep_;                     // the writer's
+  Clock::time_point next_sync_;                 // the syncer's
+  std::optional<PulseThread> syncer_, writer_;  // last: they use the others
 };
 
 }  // namespace treadle

@@ -15,10 +15,10 @@
 namespace treadle {
 namespace {
 
-class GenerateCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>, public Session {
+class GenerateCall final : public StreamReactor, public Session {
  public:
-  GenerateCall(CallEnvironment& environment, NamedCalls& calls,
-               grpc::CallbackServerContext* context, std::string owner)
+  GenerateCall(CallEnvironment& environment, NamedCalls& calls, RpcContext* context,
+               std::string owner)
       : Session(environment.sessions),
         model_(environment.sessions.model),
         calls_(calls),
@@ -26,7 +26,7 @@ class GenerateCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>, pu
         name_(std::move(owner), "") {}
 
   // On the work pool, before anything is written.
-  absl::StatusOr<GenerateRequest> ReadRequest(const grpc::ByteBuffer& bytes) {
+  absl::StatusOr<GenerateRequest> ReadRequest(const ByteBuffer& bytes) {
     vllm::grpc::engine::GenerateRequest message;
     TREADLE_RETURN_IF_ERROR(Parse(bytes, message, [this](std::string_view field, int64_t entries) {
       return ValidateGatewayEntries(field, entries, /*embedding=*/false, model_);
@@ -92,7 +92,7 @@ class GenerateCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>, pu
   }
 
   void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(messages_mutex_) {
-    const grpc::ByteBuffer& message = messages_[next_++];
+    const ByteBuffer& message = messages_[next_++];
     if (ended_ && next_ == messages_.size()) {
       StartWriteAndFinish(&message, grpc::WriteOptions(), grpc::Status::OK);
     } else {
@@ -102,7 +102,7 @@ class GenerateCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>, pu
 
   const ServedModel& model_;
   NamedCalls& calls_;
-  grpc::CallbackServerContext* const context_;  // gRPC's; valid until OnDone
+  RpcContext* const context_;  // gRPC's; valid until OnDone
   std::atomic<bool> aborted_ = false;
 
   // Taken behind the session's own.
@@ -111,7 +111,7 @@ class GenerateCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>, pu
   std::optional<GatewayAnswer> answer_
       ABSL_GUARDED_BY(messages_mutex_);  // none before the request was read
   // Messages of one event, to be written from next_ on; each is valid until its write is done.
-  std::vector<grpc::ByteBuffer> messages_ ABSL_GUARDED_BY(messages_mutex_);
+  std::vector<ByteBuffer> messages_ ABSL_GUARDED_BY(messages_mutex_);
   size_t next_ ABSL_GUARDED_BY(messages_mutex_) = 0;
   bool ended_ ABSL_GUARDED_BY(messages_mutex_) = false;  // nothing comes behind messages_
 };
@@ -144,9 +144,8 @@ std::vector<std::shared_ptr<Session>> NamedCalls::Find(const Name& name) const {
   return found;
 }
 
-grpc::ServerWriteReactor<grpc::ByteBuffer>* StartGatewayGenerate(
-    CallEnvironment& environment, NamedCalls& calls, grpc::CallbackServerContext* context,
-    const grpc::ByteBuffer* request) {
+StreamReactor* StartGatewayGenerate(CallEnvironment& environment, NamedCalls& calls,
+                                    RpcContext* context, const ByteBuffer* request) {
   // A call without a key that counts ends before anybody could find it.
   const auto owner = environment.sessions.OwnerOf(Authorization(*context));
   auto call = std::make_shared<GenerateCall>(environment, calls, context, owner.value_or(""));

@@ -31,9 +31,8 @@ class NamedCalls {
       ABSL_GUARDED_BY(mutex_);
 };
 
-grpc::ServerWriteReactor<grpc::ByteBuffer>* StartGatewayGenerate(
-    CallEnvironment& environment, NamedCalls& calls, grpc::CallbackServerContext* context,
-    const grpc::ByteBuffer* request);
+StreamReactor* StartGatewayGenerate(CallEnvironment& environment, NamedCalls& calls,
+                                    RpcContext* context, const ByteBuffer* request);
 
 // The calls of that name end with the reason "abort".
 void AbortGatewayCalls(const NamedCalls& calls, const NamedCalls::Name& name);

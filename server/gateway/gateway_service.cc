@@ -44,7 +44,7 @@ int32_t Fit(int64_t count) {
 class EmbedAnswer final : public UnaryAnswer {
  public:
   explicit EmbedAnswer(const ServedModel& model) : model_(model) {}
-  absl::StatusOr<GenerateRequest> Read(const grpc::ByteBuffer& request) override {
+  absl::StatusOr<GenerateRequest> Read(const ByteBuffer& request) override {
     engine::EmbedRequest message;
     TREADLE_RETURN_IF_ERROR(
         Parse(request, message, [this](std::string_view field, int64_t entries) {
@@ -53,7 +53,7 @@ class EmbedAnswer final : public UnaryAnswer {
     return ToRequest(message);
   }
   void Add(const SessionEvent& event) override { treadle::Add(event, message_); }
-  grpc::ByteBuffer Bytes() const override { return Serialize(message_); }
+  ByteBuffer Bytes() const override { return Serialize(message_); }
   absl::Status Named(const absl::Status& status) const override { return InGatewayNames(status); }
 
  private:
@@ -66,21 +66,17 @@ class GatewayService final : public Methods {
   GatewayService(CallEnvironment& environment, const HealthBoard& health)
       : environment_(environment), health_(health) {}
 
-  grpc::ServerWriteReactor<grpc::ByteBuffer>* Generate(grpc::CallbackServerContext* context,
-                                                       const grpc::ByteBuffer* request) override {
+  StreamReactor* Generate(RpcContext* context, const ByteBuffer* request) override {
     return StartGatewayGenerate(environment_, calls_, context, request);
   }
 
-  grpc::ServerUnaryReactor* Embed(grpc::CallbackServerContext* context,
-                                  const grpc::ByteBuffer* request,
-                                  grpc::ByteBuffer* response) override {
+  UnaryReactor* Embed(RpcContext* context, const ByteBuffer* request,
+                      ByteBuffer* response) override {
     return StartUnary(environment_, context, request, response,
                       std::make_unique<EmbedAnswer>(environment_.sessions.model));
   }
 
-  grpc::ServerUnaryReactor* Abort(grpc::CallbackServerContext* context,
-                                  const grpc::ByteBuffer* request,
-                                  grpc::ByteBuffer* bytes) override {
+  UnaryReactor* Abort(RpcContext* context, const ByteBuffer* request, ByteBuffer* bytes) override {
     return ReplyTo<engine::AbortRequest, engine::AbortResponse>(
         environment_, context, request, bytes,
         [&](const engine::AbortRequest& message, engine::AbortResponse*) -> absl::Status {
@@ -99,8 +95,7 @@ class GatewayService final : public Methods {
   }
 
   // Nothing is asked in it, and no key is needed: it is not parsed.
-  grpc::ServerUnaryReactor* HealthCheck(grpc::CallbackServerContext* context,
-                                        const grpc::ByteBuffer*, grpc::ByteBuffer* bytes) override {
+  UnaryReactor* HealthCheck(RpcContext* context, const ByteBuffer*, ByteBuffer* bytes) override {
     const bool ready = health_.Get(Probe::kReady);
     engine::HealthCheckResponse response;
     response.set_healthy(ready);
@@ -108,14 +103,13 @@ class GatewayService final : public Methods {
                                : "not ready: still warming up, draining, or without an "
                                  "engine");
     *bytes = Serialize(response);
-    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    UnaryReactor* reactor = context->DefaultReactor();
     reactor->Finish(grpc::Status::OK);
     return reactor;
   }
 
-  grpc::ServerUnaryReactor* GetModelInfo(grpc::CallbackServerContext* context,
-                                         const grpc::ByteBuffer* request,
-                                         grpc::ByteBuffer* bytes) override {
+  UnaryReactor* GetModelInfo(RpcContext* context, const ByteBuffer* request,
+                             ByteBuffer* bytes) override {
     return ReplyTo<engine::GetModelInfoRequest, engine::GetModelInfoResponse>(
         environment_, context, request, bytes,
         [&](const engine::GetModelInfoRequest&, engine::GetModelInfoResponse* response) {
@@ -138,9 +132,8 @@ class GatewayService final : public Methods {
         });
   }
 
-  grpc::ServerUnaryReactor* GetServerInfo(grpc::CallbackServerContext* context,
-                                          const grpc::ByteBuffer* request,
-                                          grpc::ByteBuffer* bytes) override {
+  UnaryReactor* GetServerInfo(RpcContext* context, const ByteBuffer* request,
+                              ByteBuffer* bytes) override {
     return ReplyTo<engine::GetServerInfoRequest, engine::GetServerInfoResponse>(
         environment_, context, request, bytes,
         [&](const engine::GetServerInfoRequest&, engine::GetServerInfoResponse* response) {
@@ -157,9 +150,8 @@ class GatewayService final : public Methods {
         });
   }
 
-  grpc::ServerUnaryReactor* GetLoads(grpc::CallbackServerContext* context,
-                                     const grpc::ByteBuffer* request,
-                                     grpc::ByteBuffer* bytes) override {
+  UnaryReactor* GetLoads(RpcContext* context, const ByteBuffer* request,
+                         ByteBuffer* bytes) override {
     return ReplyTo<engine::GetLoadsRequest, engine::GetLoadsResponse>(
         environment_, context, request, bytes,
         [&](const engine::GetLoadsRequest& message, engine::GetLoadsResponse* response) {
@@ -172,14 +164,12 @@ class GatewayService final : public Methods {
         });
   }
 
-  grpc::ServerWriteReactor<grpc::ByteBuffer>* GetTokenizer(grpc::CallbackServerContext* context,
-                                                           const grpc::ByteBuffer*) override {
+  StreamReactor* GetTokenizer(RpcContext* context, const ByteBuffer*) override {
     return StartGetTokenizer(environment_, tokenizer_, context);
   }
 
-  grpc::ServerUnaryReactor* FlushCache(grpc::CallbackServerContext* context,
-                                       const grpc::ByteBuffer* request,
-                                       grpc::ByteBuffer* bytes) override {
+  UnaryReactor* FlushCache(RpcContext* context, const ByteBuffer* request,
+                           ByteBuffer* bytes) override {
     return ReplyTo<common::FlushCacheRequest, common::FlushCacheResponse>(
         environment_, context, request, bytes,
         [&](const common::FlushCacheRequest&, common::FlushCacheResponse* response) {
@@ -190,8 +180,7 @@ class GatewayService final : public Methods {
         });
   }
 
-  grpc::ServerWriteReactor<grpc::ByteBuffer>* SubscribeKvEvents(
-      grpc::CallbackServerContext* context, const grpc::ByteBuffer* request) override {
+  StreamReactor* SubscribeKvEvents(RpcContext* context, const ByteBuffer* request) override {
     return StartSubscribeKvEvents(environment_, kv_subscribers_, *context, *request);
   }
 

@@ -42,7 +42,7 @@ class KvEventStream {
   KvEventStream(KvEventLog& log, RequestPool& pool, int64_t page_size, uint64_t sequence_number)
       : log_(log), pool_(pool), page_size_(page_size), sequence_number_(sequence_number) {}
 
-  bool Next(grpc::ByteBuffer& bytes) {
+  bool Next(ByteBuffer& bytes) {
     const size_t most = static_cast<size_t>(std::max<int64_t>(1, kTokensAtOnce / page_size_));
     const KvEventLog::Part part = log_.Read(cursor_, most);
     if (log_.wanted()) pool_.Wake();
@@ -97,9 +97,9 @@ class KvEventStream {
 
 }  // namespace
 
-grpc::ServerWriteReactor<grpc::ByteBuffer>* StartSubscribeKvEvents(
-    CallEnvironment& environment, const std::shared_ptr<void>& subscribers,
-    const grpc::CallbackServerContext& context, const grpc::ByteBuffer& request) {
+StreamReactor* StartSubscribeKvEvents(CallEnvironment& environment,
+                                      const std::shared_ptr<void>& subscribers,
+                                      const RpcContext& context, const ByteBuffer& request) {
   const SessionEnvironment& sessions = environment.sessions;
   const absl::StatusOr<std::shared_ptr<ApiKey>> key = sessions.Authorize(Authorization(context));
   if (!key.ok()) return StartFollow(environment, key.status(), {});
@@ -112,7 +112,7 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* StartSubscribeKvEvents(
       *environment.stack.kv_events(), environment.stack.pool(),
       environment.stack.model().paging.page_size, message.start_sequence_number());
   return StartFollow(environment, absl::OkStatus(),
-                     [stream, own](grpc::ByteBuffer& bytes) { return stream->Next(bytes); });
+                     [stream, own](ByteBuffer& bytes) { return stream->Next(bytes); });
 }
 
 }  // namespace treadle

@@ -13,8 +13,8 @@ namespace treadle {
 inline constexpr int kMaxKvSubscribers = 16;
 
 // `subscribers`: calls of a server under way; each holds a reference.
-grpc::ServerWriteReactor<grpc::ByteBuffer>* StartSubscribeKvEvents(
-    CallEnvironment& environment, const std::shared_ptr<void>& subscribers,
-    const grpc::CallbackServerContext& context, const grpc::ByteBuffer& request);
+StreamReactor* StartSubscribeKvEvents(CallEnvironment& environment,
+                                      const std::shared_ptr<void>& subscribers,
+                                      const RpcContext& context, const ByteBuffer& request);
 
 }  // namespace treadle

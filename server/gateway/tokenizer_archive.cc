@@ -20,12 +20,11 @@ using smg::grpc::common::GetTokenizerChunk;
 
 constexpr size_t kChunkBytes = 64 << 10;
 
-class TokenizerCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
+class TokenizerCall final : public StreamReactor,
                             public Recipient,
                             public std::enable_shared_from_this<TokenizerCall> {
  public:
-  TokenizerCall(CallEnvironment& environment, TokenizerArchive& archive,
-                grpc::CallbackServerContext* context)
+  TokenizerCall(CallEnvironment& environment, TokenizerArchive& archive, RpcContext* context)
       : environment_(environment), archive_(archive), context_(context) {
     environment_.sessions.calls.Add();
     ++archive_.calls;
@@ -96,13 +95,13 @@ class TokenizerCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
 
   CallEnvironment& environment_;
   TokenizerArchive& archive_;
-  grpc::CallbackServerContext* const context_;  // gRPC's; valid until OnDone
+  RpcContext* const context_;  // gRPC's; valid until OnDone
 
   Mutex mutex_;
   std::shared_ptr<TokenizerCall> self_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<const TokenizerArchive::Archive> bytes_ ABSL_GUARDED_BY(mutex_);
   size_t sent_ ABSL_GUARDED_BY(mutex_) = 0;
-  grpc::ByteBuffer chunk_ ABSL_GUARDED_BY(mutex_);  // valid until its write is done
+  ByteBuffer chunk_ ABSL_GUARDED_BY(mutex_);  // valid until its write is done
 };
 
 }  // namespace
@@ -127,8 +126,8 @@ absl::StatusOr<std::shared_ptr<const TokenizerArchive::Archive>> TokenizerArchiv
   return made_;
 }
 
-grpc::ServerWriteReactor<grpc::ByteBuffer>* StartGetTokenizer(
-    CallEnvironment& environment, TokenizerArchive& archive, grpc::CallbackServerContext* context) {
+StreamReactor* StartGetTokenizer(CallEnvironment& environment, TokenizerArchive& archive,
+                                 RpcContext* context) {
   auto call = std::make_shared<TokenizerCall>(environment, archive, context);
   call->Begin();
   return call.get();

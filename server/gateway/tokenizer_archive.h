@@ -38,8 +38,7 @@ class TokenizerArchive {
   std::shared_ptr<const Archive> made_ ABSL_GUARDED_BY(mutex_);
 };
 
-grpc::ServerWriteReactor<grpc::ByteBuffer>* StartGetTokenizer(CallEnvironment& environment,
-                                                              TokenizerArchive& archive,
-                                                              grpc::CallbackServerContext* context);
+StreamReactor* StartGetTokenizer(CallEnvironment& environment, TokenizerArchive& archive,
+                                 RpcContext* context);
 
 }  // namespace treadle

@@ -1,6 +1,7 @@
 #include "server/gateway/zip_archive.h"
 
-#include <array>
+#include <zlib.h>
+
 #include <cstdint>
 #include <limits>
 #include <string_view>
@@ -20,22 +21,6 @@ void Put(T value, std::string& out) {
   for (size_t i = 0; i < sizeof(T); ++i) out.push_back(static_cast<char>(value >> (8 * i)));
 }
 
-// The polynomial 0x04C11DB7, reflected.
-uint32_t Crc32(std::string_view text) {
-  static const std::array<uint32_t, 256> table = [] {
-    std::array<uint32_t, 256> made;
-    for (uint32_t i = 0; i < 256; ++i) {
-      uint32_t value = i;
-      for (int bit = 0; bit < 8; ++bit) value = value >> 1 ^ (value & 1 ? 0xEDB88320u : 0);
-      made[i] = value;
-    }
-    return made;
-  }();
-  uint32_t crc = ~uint32_t{0};
-  for (const char c : text) crc = crc >> 8 ^ table[(crc ^ static_cast<uint8_t>(c)) & 0xFF];
-  return ~crc;
-}
-
 // The common part of a file's header and its entry in the directory.
 void PutDescription(const std::string& name, std::string_view content, std::string& out) {
   Put(kVersion, out);
@@ -43,7 +28,9 @@ void PutDescription(const std::string& name, std::string_view content, std::stri
   Put(uint16_t{0}, out);  // stored
   Put(uint16_t{0}, out);  // midnight
   Put(kDate, out);
-  Put(Crc32(content), out);
+  Put(static_cast<uint32_t>(
+          crc32_z(0, reinterpret_cast<const Bytef*>(content.data()), content.size())),
+      out);
   Put(static_cast<uint32_t>(content.size()), out);  // in the archive, and outside
   Put(static_cast<uint32_t>(content.size()), out);
   Put(static_cast<uint16_t>(name.size()), out);

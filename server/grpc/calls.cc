@@ -16,7 +16,7 @@
 namespace treadle {
 namespace {
 
-std::string_view Metadata(const grpc::CallbackServerContext& context, const char* key) {
+std::string_view Metadata(const RpcContext& context, const char* key) {
   const auto& metadata = context.client_metadata();
   const auto found = metadata.find(key);
   if (found == metadata.end()) return {};
@@ -26,8 +26,7 @@ std::string_view Metadata(const grpc::CallbackServerContext& context, const char
 constexpr char kKind[] = "grpc";  // of stored requests
 
 template <typename Message>
-absl::StatusOr<GenerateRequest> Read(const grpc::ByteBuffer& bytes,
-                                     const SessionEnvironment& sessions) {
+absl::StatusOr<GenerateRequest> Read(const ByteBuffer& bytes, const SessionEnvironment& sessions) {
   constexpr bool kEmbedding = std::is_same_v<Message, v1::EmbedRequest>;
   Message message;
   TREADLE_RETURN_IF_ERROR(
@@ -55,7 +54,7 @@ absl::StatusOr<GenerateRequest> ReadStored(const StoredRequest& stored, const Se
   return ToRequest(message, model);
 }
 
-absl::StatusOr<ResumePoint> ReadResume(const grpc::ByteBuffer& bytes, const ServedModel& model) {
+absl::StatusOr<ResumePoint> ReadResume(const ByteBuffer& bytes, const ServedModel& model) {
   constexpr size_t kMaxBytes = 1024;  // it is read on gRPC's thread
   if (bytes.Length() > kMaxBytes) {
     return InvalidArgument("the request has ", bytes.Length(), " bytes, expected at most ",
@@ -73,26 +72,24 @@ template <typename Request, typename Response>
 class OurAnswer final : public UnaryAnswer {
  public:
   explicit OurAnswer(const SessionEnvironment& sessions) : sessions_(sessions) {}
-  absl::StatusOr<GenerateRequest> Read(const grpc::ByteBuffer& request) override {
+  absl::StatusOr<GenerateRequest> Read(const ByteBuffer& request) override {
     return treadle::Read<Request>(request, sessions_);
   }
   void Add(const SessionEvent& event) override { treadle::Add(event, message_); }
-  grpc::ByteBuffer Bytes() const override { return Serialize(message_); }
+  ByteBuffer Bytes() const override { return Serialize(message_); }
 
  private:
   const SessionEnvironment& sessions_;
   Response message_;
 };
 
-class UnaryCall final : public grpc::ServerUnaryReactor, public Session {
+class UnaryCall final : public UnaryReactor, public Session {
  public:
   UnaryCall(SessionEnvironment& environment, std::unique_ptr<UnaryAnswer> answer,
-            grpc::ByteBuffer* response)
+            ByteBuffer* response)
       : Session(environment), answer_(std::move(answer)), response_(response) {}
 
-  absl::StatusOr<GenerateRequest> Read(const grpc::ByteBuffer& request) {
-    return answer_->Read(request);
-  }
+  absl::StatusOr<GenerateRequest> Read(const ByteBuffer& request) { return answer_->Read(request); }
 
   void OnCancel() override { Cancel(); }
   void OnDone() override { Release(); }
@@ -109,12 +106,12 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public Session {
   void Fail(const absl::Status& status) override { Finish(ToGrpcStatus(answer_->Named(status))); }
 
   const std::unique_ptr<UnaryAnswer> answer_;
-  grpc::ByteBuffer* const response_;  // gRPC's; valid until Finish
+  ByteBuffer* const response_;  // gRPC's; valid until Finish
 };
 
-class StreamCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>, public Session {
+class StreamCall final : public StreamReactor, public Session {
  public:
-  StreamCall(SessionEnvironment& environment, grpc::CallbackServerContext* context)
+  StreamCall(SessionEnvironment& environment, RpcContext* context)
       : Session(environment), context_(context) {}
 
   void OnWriteDone(bool ok) override { Written(ok); }
@@ -134,13 +131,12 @@ class StreamCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>, publ
   void Fail(const absl::Status& status) override { Finish(ToGrpcStatus(status)); }
   void BreakWrite() override { context_->TryCancel(); }
 
-  grpc::CallbackServerContext* const context_;  // gRPC's; valid until OnDone
-  grpc::ByteBuffer written_;                    // valid until the write is done
+  RpcContext* const context_;  // gRPC's; valid until OnDone
+  ByteBuffer written_;         // valid until the write is done
 };
 
 // Writes messages at the client's pace, whenever the ledger's follower says that there may be some.
-class FollowCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
-                         public std::enable_shared_from_this<FollowCall> {
+class FollowCall final : public StreamReactor, public std::enable_shared_from_this<FollowCall> {
  public:
   FollowCall(CallEnvironment& environment, NextMessage next)
       : environment_(environment), next_(std::move(next)) {}
@@ -205,7 +201,7 @@ class FollowCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
   Mutex mutex_;
   std::shared_ptr<FollowCall> self_ ABSL_GUARDED_BY(mutex_);
   const NextMessage next_;  // called under the mutex
-  grpc::ByteBuffer written_ ABSL_GUARDED_BY(mutex_);
+  ByteBuffer written_ ABSL_GUARDED_BY(mutex_);
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool gone_ ABSL_GUARDED_BY(mutex_) = false;
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
@@ -213,11 +209,11 @@ class FollowCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
 
 }  // namespace
 
-std::string_view Authorization(const grpc::CallbackServerContext& context) {
+std::string_view Authorization(const RpcContext& context) {
   return Metadata(context, "authorization");
 }
 
-Caller CallerOf(const CallEnvironment& environment, const grpc::CallbackServerContext& context) {
+Caller CallerOf(const CallEnvironment& environment, const RpcContext& context) {
   Caller caller;
   caller.origin.client = environment.server->PeerOf(context.peer());
   caller.origin.header_id = PrintableId(Metadata(context, "x-request-id"));
@@ -231,18 +227,16 @@ Caller CallerOf(const CallEnvironment& environment, const grpc::CallbackServerCo
   return caller;
 }
 
-grpc::ServerUnaryReactor* Reply(CallEnvironment& environment, grpc::CallbackServerContext* context,
-                                const Answer& answer) {
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+UnaryReactor* Reply(CallEnvironment& environment, RpcContext* context, const Answer& answer) {
+  UnaryReactor* reactor = context->DefaultReactor();
   const SessionEnvironment& sessions = environment.sessions;
   const absl::Status caller = sessions.Authorize(Authorization(*context)).status();
   reactor->Finish(ToGrpcStatus(caller.ok() ? sessions.refusals->Add(answer()) : caller));
   return reactor;
 }
 
-grpc::ServerUnaryReactor* Work(CallEnvironment& environment, grpc::CallbackServerContext* context,
-                               size_t bytes, Answer answer) {
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+UnaryReactor* Work(CallEnvironment& environment, RpcContext* context, size_t bytes, Answer answer) {
+  UnaryReactor* reactor = context->DefaultReactor();
   CallCount& calls = environment.sessions.calls;
   calls.Add();
   const absl::Status status = environment.sessions.Submit(
@@ -260,36 +254,31 @@ grpc::ServerUnaryReactor* Work(CallEnvironment& environment, grpc::CallbackServe
   return reactor;
 }
 
-grpc::ServerUnaryReactor* StartUnary(CallEnvironment& environment,
-                                     grpc::CallbackServerContext* context,
-                                     const grpc::ByteBuffer* request, grpc::ByteBuffer* response,
-                                     std::unique_ptr<UnaryAnswer> answer) {
+UnaryReactor* StartUnary(CallEnvironment& environment, RpcContext* context,
+                         const ByteBuffer* request, ByteBuffer* response,
+                         std::unique_ptr<UnaryAnswer> answer) {
   auto call = std::make_shared<UnaryCall>(environment.sessions, std::move(answer), response);
   call->Start(CallerOf(environment, *context), request->Length(),
               [call = call.get(), request] { return call->Read(*request); });
   return call.get();
 }
 
-grpc::ServerUnaryReactor* StartGenerate(CallEnvironment& environment,
-                                        grpc::CallbackServerContext* context,
-                                        const grpc::ByteBuffer* request,
-                                        grpc::ByteBuffer* response) {
+UnaryReactor* StartGenerate(CallEnvironment& environment, RpcContext* context,
+                            const ByteBuffer* request, ByteBuffer* response) {
   return StartUnary(
       environment, context, request, response,
       std::make_unique<OurAnswer<v1::GenerateRequest, v1::GenerateResponse>>(environment.sessions));
 }
 
-grpc::ServerUnaryReactor* StartEmbed(CallEnvironment& environment,
-                                     grpc::CallbackServerContext* context,
-                                     const grpc::ByteBuffer* request, grpc::ByteBuffer* response) {
+UnaryReactor* StartEmbed(CallEnvironment& environment, RpcContext* context,
+                         const ByteBuffer* request, ByteBuffer* response) {
   return StartUnary(
       environment, context, request, response,
       std::make_unique<OurAnswer<v1::EmbedRequest, v1::EmbedResponse>>(environment.sessions));
 }
 
-grpc::ServerWriteReactor<grpc::ByteBuffer>* StartGenerateStream(
-    CallEnvironment& environment, grpc::CallbackServerContext* context,
-    const grpc::ByteBuffer* request) {
+StreamReactor* StartGenerateStream(CallEnvironment& environment, RpcContext* context,
+                                   const ByteBuffer* request) {
   auto call = std::make_shared<StreamCall>(environment.sessions, context);
   call->Start(CallerOf(environment, *context), request->Length(),
               [request, &sessions = environment.sessions] {
@@ -298,25 +287,22 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* StartGenerateStream(
   return call.get();
 }
 
-grpc::ServerWriteReactor<grpc::ByteBuffer>* StartResume(CallEnvironment& environment,
-                                                        grpc::CallbackServerContext* context,
-                                                        const grpc::ByteBuffer* request) {
+StreamReactor* StartResume(CallEnvironment& environment, RpcContext* context,
+                           const ByteBuffer* request) {
   auto call = std::make_shared<StreamCall>(environment.sessions, context);
   call->Resume(CallerOf(environment, *context), ReadResume(*request, environment.sessions.model));
   return call.get();
 }
 
-grpc::ServerWriteReactor<grpc::ByteBuffer>* StartFollow(CallEnvironment& environment,
-                                                        const absl::Status& caller,
-                                                        NextMessage next) {
+StreamReactor* StartFollow(CallEnvironment& environment, const absl::Status& caller,
+                           NextMessage next) {
   auto call = std::make_shared<FollowCall>(environment, std::move(next));
   call->Begin(caller);
   return call.get();
 }
 
-grpc::ServerWriteReactor<grpc::ByteBuffer>* StartWatchLedger(
-    CallEnvironment& environment, const grpc::CallbackServerContext& context,
-    const grpc::ByteBuffer& request) {
+StreamReactor* StartWatchLedger(CallEnvironment& environment, const RpcContext& context,
+                                const ByteBuffer& request) {
   const absl::StatusOr<std::shared_ptr<ApiKey>> key =
       environment.sessions.Authorize(Authorization(context));
   absl::Status caller = key.status();
@@ -326,7 +312,7 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* StartWatchLedger(
       environment, caller,
       [reader = LedgerReader(environment.stack.ledger(), message.from_start(),
                              caller.ok() && *key ? (*key)->terms() : ApiKey::Terms())](
-          grpc::ByteBuffer& bytes) mutable {
+          ByteBuffer& bytes) mutable {
         v1::LedgerRecord record;
         if (!reader.Next(record)) return false;
         bytes = Serialize(record);

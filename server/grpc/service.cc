@@ -56,36 +56,30 @@ class Service final : public Methods {
  public:
   explicit Service(CallEnvironment& environment) : environment_(environment) {}
 
-  grpc::ServerUnaryReactor* Generate(grpc::CallbackServerContext* context,
-                                     const grpc::ByteBuffer* request,
-                                     grpc::ByteBuffer* response) override {
+  UnaryReactor* Generate(RpcContext* context, const ByteBuffer* request,
+                         ByteBuffer* response) override {
     return StartGenerate(environment_, context, request, response);
   }
 
-  grpc::ServerWriteReactor<grpc::ByteBuffer>* GenerateStream(
-      grpc::CallbackServerContext* context, const grpc::ByteBuffer* request) override {
+  StreamReactor* GenerateStream(RpcContext* context, const ByteBuffer* request) override {
     return StartGenerateStream(environment_, context, request);
   }
 
-  grpc::ServerWriteReactor<grpc::ByteBuffer>* Resume(grpc::CallbackServerContext* context,
-                                                     const grpc::ByteBuffer* request) override {
+  StreamReactor* Resume(RpcContext* context, const ByteBuffer* request) override {
     return StartResume(environment_, context, request);
   }
 
-  grpc::ServerUnaryReactor* Embed(grpc::CallbackServerContext* context,
-                                  const grpc::ByteBuffer* request,
-                                  grpc::ByteBuffer* response) override {
+  UnaryReactor* Embed(RpcContext* context, const ByteBuffer* request,
+                      ByteBuffer* response) override {
     return StartEmbed(environment_, context, request, response);
   }
 
-  grpc::ServerWriteReactor<grpc::ByteBuffer>* WatchLedger(
-      grpc::CallbackServerContext* context, const grpc::ByteBuffer* request) override {
+  StreamReactor* WatchLedger(RpcContext* context, const ByteBuffer* request) override {
     return StartWatchLedger(environment_, *context, *request);
   }
 
-  grpc::ServerUnaryReactor* Tokenize(grpc::CallbackServerContext* context,
-                                     const grpc::ByteBuffer* request,
-                                     grpc::ByteBuffer* response) override {
+  UnaryReactor* Tokenize(RpcContext* context, const ByteBuffer* request,
+                         ByteBuffer* response) override {
     return Work(context, request->Length(), [this, request, response]() -> absl::Status {
       if (!model().tokenizer) return NoTokenizer();
       v1::TokenizeRequest message;
@@ -100,9 +94,8 @@ class Service final : public Methods {
     });
   }
 
-  grpc::ServerUnaryReactor* Detokenize(grpc::CallbackServerContext* context,
-                                       const grpc::ByteBuffer* request,
-                                       grpc::ByteBuffer* response) override {
+  UnaryReactor* Detokenize(RpcContext* context, const ByteBuffer* request,
+                           ByteBuffer* response) override {
     return Work(context, request->Length(), [this, request, response]() -> absl::Status {
       if (!model().tokenizer) return NoTokenizer();
       v1::DetokenizeRequest message;
@@ -124,9 +117,8 @@ class Service final : public Methods {
     });
   }
 
-  grpc::ServerUnaryReactor* GetModelInfo(grpc::CallbackServerContext* context,
-                                         const grpc::ByteBuffer* request,
-                                         grpc::ByteBuffer* bytes) override {
+  UnaryReactor* GetModelInfo(RpcContext* context, const ByteBuffer* request,
+                             ByteBuffer* bytes) override {
     return ReplyTo<v1::GetModelInfoRequest, v1::GetModelInfoResponse>(
         environment_, context, request, bytes,
         [&](const v1::GetModelInfoRequest&, v1::GetModelInfoResponse* response) {
@@ -151,9 +143,8 @@ class Service final : public Methods {
         });
   }
 
-  grpc::ServerUnaryReactor* ListAdapters(grpc::CallbackServerContext* context,
-                                         const grpc::ByteBuffer* request,
-                                         grpc::ByteBuffer* bytes) override {
+  UnaryReactor* ListAdapters(RpcContext* context, const ByteBuffer* request,
+                             ByteBuffer* bytes) override {
     return ReplyTo<v1::ListAdaptersRequest, v1::ListAdaptersResponse>(
         environment_, context, request, bytes,
         [&](const v1::ListAdaptersRequest&, v1::ListAdaptersResponse* response) {
@@ -171,9 +162,8 @@ class Service final : public Methods {
         });
   }
 
-  grpc::ServerUnaryReactor* LoadAdapter(grpc::CallbackServerContext* context,
-                                        const grpc::ByteBuffer* request,
-                                        grpc::ByteBuffer* response) override {
+  UnaryReactor* LoadAdapter(RpcContext* context, const ByteBuffer* request,
+                            ByteBuffer* response) override {
     return ChangeAdapters<v1::LoadAdapterRequest, v1::LoadAdapterResponse>(
         context, request, response,
         [](AdapterRegistry& adapters, const v1::LoadAdapterRequest& message) {
@@ -181,9 +171,8 @@ class Service final : public Methods {
         });
   }
 
-  grpc::ServerUnaryReactor* UnloadAdapter(grpc::CallbackServerContext* context,
-                                          const grpc::ByteBuffer* request,
-                                          grpc::ByteBuffer* response) override {
+  UnaryReactor* UnloadAdapter(RpcContext* context, const ByteBuffer* request,
+                              ByteBuffer* response) override {
     return ChangeAdapters<v1::UnloadAdapterRequest, v1::UnloadAdapterResponse>(
         context, request, response,
         [](AdapterRegistry& adapters, const v1::UnloadAdapterRequest& message) {
@@ -191,9 +180,8 @@ class Service final : public Methods {
         });
   }
 
-  grpc::ServerUnaryReactor* GetLoad(grpc::CallbackServerContext* context,
-                                    const grpc::ByteBuffer* request,
-                                    grpc::ByteBuffer* bytes) override {
+  UnaryReactor* GetLoad(RpcContext* context, const ByteBuffer* request,
+                        ByteBuffer* bytes) override {
     return ReplyTo<v1::GetLoadRequest, v1::GetLoadResponse>(
         environment_, context, request, bytes,
         [&](const v1::GetLoadRequest&, v1::GetLoadResponse* response) {
@@ -220,15 +208,13 @@ class Service final : public Methods {
  private:
   const ServedModel& model() const { return environment_.stack.model(); }
 
-  grpc::ServerUnaryReactor* Work(grpc::CallbackServerContext* context, size_t bytes,
-                                 Answer answer) {
+  UnaryReactor* Work(RpcContext* context, size_t bytes, Answer answer) {
     return treadle::Work(environment_, context, bytes, std::move(answer));
   }
 
   template <typename Request, typename Response, typename Change>
-  grpc::ServerUnaryReactor* ChangeAdapters(grpc::CallbackServerContext* context,
-                                           const grpc::ByteBuffer* request,
-                                           grpc::ByteBuffer* response, Change change) {
+  UnaryReactor* ChangeAdapters(RpcContext* context, const ByteBuffer* request, ByteBuffer* response,
+                               Change change) {
     return Work(context, request->Length(), [=, this]() -> absl::Status {
       TREADLE_RETURN_IF_ERROR(environment_.sessions.CheckOperator(Authorization(*context)));
       if (!model().adapters) return Unimplemented("this server takes no adapters");

@@ -66,7 +66,7 @@ class InferenceServer {
  private:
   struct State;
   explicit InferenceServer(std::unique_ptr<State> state);
-  std::unique_ptr<State> state_;
+  const std::unique_ptr<State> state_;
 };
 
 }  // namespace treadle

@@ -92,17 +92,12 @@ LoopWatch::LoopWatch(ServingStack& stack, HealthBoard& board, const Options& opt
   turned_ = woken_ = Clock::now();
   SubmitWarmUp();
   stack_.pool().Wake();  // a first turn, to tell whether the engine stands
-  thread_ = std::thread([this] { Run(); });
+  pulse_.emplace([this] { return Look(); });
 }
 
 LoopWatch::~LoopWatch() {
   Drain();
-  {
-    MutexLock lock(mutex_);
-    stopping_ = true;
-    changed_.NotifyAll();
-  }
-  thread_.join();
+  pulse_.reset();
   board_.Set(Probe::kStarted, false);
 }
 
@@ -110,24 +105,21 @@ void LoopWatch::Drain() {
   MutexLock lock(mutex_);
   draining_ = true;
   board_.Set(Probe::kReady, false);
-  changed_.NotifyAll();
+  pulse_->Nudge();
 }
 
-void LoopWatch::Run() {
-  while (true) {
-    if (!warm_) FollowWarmUp();
-    const Clock::time_point now = Clock::now();
-    board_.Set(Probe::kLive, LoopTurns(now));
-    const bool stands = stack_.engine_stands();
-    if (warm_ && stands && !std::exchange(told_, true) && options_.on_ready) options_.on_ready();
-    MutexLock lock(mutex_);
-    if (stopping_) return;
-    if (draining_ && warm_up_) {
-      stack_.pool().Cancel(warm_up_->id, absl::UnavailableError("the server is draining"));
-    }
-    board_.Set(Probe::kReady, warm_ && stands && !draining_);
-    changed_.WaitUntil(mutex_, now + (warm_ || draining_ ? kPeriod : kWarmUpPeriod));
+Clock::time_point LoopWatch::Look() {
+  if (!warm_) FollowWarmUp();
+  const Clock::time_point now = Clock::now();
+  board_.Set(Probe::kLive, LoopTurns(now));
+  const bool stands = stack_.engine_stands();
+  if (warm_ && stands && !std::exchange(told_, true) && options_.on_ready) options_.on_ready();
+  MutexLock lock(mutex_);
+  if (draining_ && warm_up_) {
+    stack_.pool().Cancel(warm_up_->id, absl::UnavailableError("the server is draining"));
   }
+  board_.Set(Probe::kReady, warm_ && stands && !draining_);
+  return now + (warm_ || draining_ ? kPeriod : kWarmUpPeriod);
 }
 
 void LoopWatch::SubmitWarmUp() {

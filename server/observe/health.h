@@ -14,10 +14,10 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/background.h"
 #include "base/sync.h"
 #include "net/guarded_server.h"
 #include "scheduler/request/request_pool.h"
@@ -101,7 +101,7 @@ class LoopWatch {
   void Drain() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
-  void Run();
+  Clock::time_point Look();  // when to look again
   void SubmitWarmUp();
   void FollowWarmUp();
   bool LoopTurns(Clock::time_point now);
@@ -120,10 +120,8 @@ class LoopWatch {
   Clock::time_point woken_;   // when the loop was last woken because it did not
 
   Mutex mutex_;
-  CondVar changed_;
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
-  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  std::thread thread_;
+  std::optional<PulseThread> pulse_;
 };
 
 }  // namespace treadle

@@ -5,9 +5,9 @@
 #include <chrono>
 #include <map>
 #include <memory>
-#include <thread>
 #include <vector>
 
+#include "base/background.h"
 #include "base/sync.h"
 
 namespace treadle {
@@ -36,24 +36,21 @@ class Courier {
  public:
   using TimePoint = std::chrono::steady_clock::time_point;
 
-  Courier();
-  ~Courier();  // joins; what was posted is delivered first
-
+  // The destructor delivers what was posted.
   void Post(std::shared_ptr<Recipient> recipient) ABSL_LOCKS_EXCLUDED(mutex_);
   // At most one alarm is pending: nothing happens while there is one.
   void WakeAt(TimePoint when, const std::shared_ptr<Recipient>& recipient)
       ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
-  void Run();
+  TimePoint Deliver();  // the time of the next alarm
 
   Mutex mutex_;
-  CondVar news_;
   std::vector<std::shared_ptr<Recipient>> posted_ ABSL_GUARDED_BY(mutex_);
   std::multimap<TimePoint, std::weak_ptr<Recipient>> alarms_ ABSL_GUARDED_BY(mutex_);
-  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
 
-  std::thread thread_;  // last: it uses the others
+  std::vector<std::shared_ptr<Recipient>> delivered_, due_;  // the thread's
+  PulseThread pulse_{[this] { return Deliver(); }};          // last: it uses the others
 };
 
 }  // namespace treadle

@@ -6,6 +6,8 @@
 #include <string>
 #include <utility>
 
+#include "tests/support/assert_ok.h"
+
 namespace treadle {
 namespace {
 
@@ -13,14 +15,13 @@ TEST(MemberText, IsWhatStandsThere) {
   const std::string object =
       "\xEF\xBB\xBF {\"a\" : [1, {\"b\": \"]}\"}] ,\n\"b\":\"x\\\"}\\\\\",\"\\u0063\": -1.50e3\t,"
       "\"d\":{\"c\": 2, \"b\": 1},\"\": true}  ";
-  const auto parsed = ParseJsonObject(object, "");
-  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  ASSERT_OK_AND_ASSIGN(const auto parsed, ParseJsonObject(object, ""));
   EXPECT_EQ(MemberText(object, "a"), "[1, {\"b\": \"]}\"}]");
   EXPECT_EQ(MemberText(object, "b"), "\"x\\\"}\\\\\"");
   EXPECT_EQ(MemberText(object, "c"), "-1.50e3");
   EXPECT_EQ(MemberText(object, "d"), "{\"c\": 2, \"b\": 1}");
   EXPECT_EQ(MemberText(object, ""), "true");
-  for (const auto& [name, value] : parsed->items()) {
+  for (const auto& [name, value] : parsed.items()) {
     EXPECT_EQ(nlohmann::json::parse(MemberText(object, name)), value) << name;
   }
   for (const char* none : {"x", "{", "1"}) EXPECT_EQ(MemberText(object, none), "");

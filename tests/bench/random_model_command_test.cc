@@ -119,7 +119,6 @@ TEST(RandomModelCommand, IterationSaysHowManyExpertsWereUsed) {
 
 TEST(RandomModelCommand, ServeInProcessGivesWhatAServerGives) {
   ServedBinary server(Str(ServedBinary::kGrpcOnly, "--threads 1 --model random:", kShape));
-  ASSERT_SERVES(server);
   const Result remote = Bench({"serve", "--target", server.address()}, kTrace);
   ASSERT_EQ(remote.code, 0) << remote.output;
   const Json expected = remote.Report();

@@ -21,8 +21,10 @@
 #include "models/checkpoints/checkpoint.h"
 #include "tests/engine/engine_runner.h"
 #include "tests/engine/plan_builder.h"
+#include "tests/support/assert_ok.h"
 #include "tests/support/identifier.h"
 #include "tests/support/ranks/one_rank.h"
+#include "tests/support/whole_file.h"
 
 namespace treadle {
 namespace {
@@ -37,17 +39,12 @@ struct Oracle {
 };
 
 Oracle ReadOracle(const std::string& folder) {
-  std::ifstream description(folder + "/oracle.json");
-  const nlohmann::json json = nlohmann::json::parse(description);
-  std::ifstream file(folder + "/logits.f32", std::ios::binary);
-  const std::vector<char> bytes{std::istreambuf_iterator<char>(file), {}};
+  const nlohmann::json json = nlohmann::json::parse(std::ifstream(folder + "/oracle.json"));
   std::vector<int32_t> ids = json["token_ids"];
   const std::string base = json.value("base", "");
-  Oracle oracle{base.empty() ? folder : TREADLE_TESTDATA "/models/" + base, std::move(ids),
-                std::vector<float>(bytes.size() / sizeof(float)),
-                kToleranceFactor * json["fp32_rounding"].get<double>()};
-  std::memcpy(oracle.logits.data(), bytes.data(), bytes.size());
-  return oracle;
+  return {base.empty() ? folder : TREADLE_TESTDATA "/models/" + base, std::move(ids),
+          ReadFloats(folder + "/logits.f32"),
+          kToleranceFactor * json["fp32_rounding"].get<double>()};
 }
 
 // adapter: null: none.
@@ -58,14 +55,13 @@ std::vector<float> Embedding(const Checkpoint& checkpoint, std::span<const int32
   LoadOptions load;
   load.max_batch_tokens = 64;
   load.threads = 1;
-  auto model = Model::Load(checkpoint, *backend, load);
-  TREADLE_CHECK(model.ok());
+  auto model = Model::Load(checkpoint, *backend, load).value();
   const auto length = static_cast<int32_t>(ids.size());
-  const KvPaging paging = KvPaging::Of((*model)->config(), /*page_size=*/64,
+  const KvPaging paging = KvPaging::Of(model->config(), /*page_size=*/64,
                                        /*max_batch_tokens=*/64);
   KvSlotManager kv(paging.PagesFor(length), paging);
   SequencePages pages = std::move(kv.Admit(length, length, 1)->front());
-  EngineRunner runner(*OneRankEngine(std::move(backend), *std::move(model),
+  EngineRunner runner(*OneRankEngine(std::move(backend), std::move(model),
                                      {.max_batch_tokens = 64,
                                       .page_size = 64,
                                       .kv_pages = paging.PagesFor(length),
@@ -95,37 +91,34 @@ TEST_P(TransformersStates, ArePooled) {
   const bool soft = std::string_view(GetParam()).starts_with("soft-");
   const std::string folder = Str(TREADLE_TESTDATA, soft ? "/adapters/" : "/models/", GetParam());
   Oracle oracle = ReadOracle(folder);
-  const auto checkpoint = Checkpoint::Open(oracle.model);
-  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  ASSERT_OK_AND_ASSIGN(const auto checkpoint, Checkpoint::Open(oracle.model));
   std::shared_ptr<const AdapterFile> adapter;
   if (soft) {
-    const auto opened = AdapterFile::Open(folder, (*checkpoint)->config());
-    ASSERT_TRUE(opened.ok()) << opened.status();
-    adapter = *opened;
+    ASSERT_OK_AND_ASSIGN(const auto opened, AdapterFile::Open(folder, checkpoint->config()));
+    adapter = opened;
     oracle.ids.insert(oracle.ids.begin(), static_cast<size_t>(adapter->virtual_tokens()), 0);
   }
   const auto begin = static_cast<size_t>(adapter ? adapter->virtual_tokens() : 0);  // of the text
-  const int64_t vocab = (*checkpoint)->config().vocab, hidden = (*checkpoint)->config().hidden;
-  const double divisor = (*checkpoint)->config().logits_divisor;
+  const int64_t vocab = checkpoint->config().vocab, hidden = checkpoint->config().hidden;
+  const double divisor = checkpoint->config().logits_divisor;
   const StoredTensor* head = nullptr;
   for (const char* name :
        {"lm_head.weight", "model.embed_tokens.weight", "transformer.wte.weight", "wte.weight"}) {
-    if (head == nullptr) head = (*checkpoint)->Find(name);
+    if (head == nullptr) head = checkpoint->Find(name);
   }
   ASSERT_NE(head, nullptr);
   ASSERT_GT(vocab, hidden);
   MatrixConstants constants;
-  const auto matrix = SourceOf(*head, vocab, hidden, constants);
-  ASSERT_TRUE(matrix.ok()) << matrix.status();
+  ASSERT_OK_AND_ASSIGN(const auto matrix, SourceOf(*head, vocab, hidden, constants));
   for (const Pooling pooling : {Pooling::kMean, Pooling::kLast}) {
-    const std::vector<float> embedding = Embedding(**checkpoint, oracle.ids, adapter, pooling, 7);
+    const std::vector<float> embedding = Embedding(*checkpoint, oracle.ids, adapter, pooling, 7);
     ASSERT_EQ(embedding.size(), static_cast<size_t>(hidden));
-    EXPECT_EQ(embedding, Embedding(**checkpoint, oracle.ids, adapter, pooling, 64));
+    EXPECT_EQ(embedding, Embedding(*checkpoint, oracle.ids, adapter, pooling, 64));
     const size_t first = pooling == Pooling::kMean ? begin : oracle.ids.size() - 1;
     double largest = 0, scale = 0;
     std::vector<float> row(static_cast<size_t>(hidden));
     for (int64_t token = 0; token < vocab; ++token) {
-      DecodeSourceRow(*matrix, token, row.data());
+      DecodeSourceRow(matrix, token, row.data());
       double product = 0, wanted = 0;
       for (size_t i = 0; i < row.size(); ++i) product += double{row[i]} * double{embedding[i]};
       for (size_t i = first; i < oracle.ids.size(); ++i) {

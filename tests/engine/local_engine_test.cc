@@ -10,6 +10,7 @@
 #include "tests/engine/engine_runner.h"
 #include "tests/engine/plan_builder.h"
 #include "tests/engine/two_requests.h"
+#include "tests/support/assert_ok.h"
 #include "tests/support/in_time.h"
 #include "tests/support/prefix_model.h"
 #include "tests/support/ranks/one_rank.h"
@@ -97,10 +98,10 @@ TEST(LocalEngine, RunsPlansInOrder) {
 }
 
 TEST(LocalEngine, HasNoRoomBeforeItsStart) {
-  auto engine =
-      OneRankEngine(CreateReferenceBackend(), std::make_unique<PrefixModel>(), SmallOptions(1));
-  ASSERT_TRUE(engine.ok());
-  EXPECT_FALSE((*engine)->HasRoom());
+  ASSERT_OK_AND_ASSIGN(
+      auto engine,
+      OneRankEngine(CreateReferenceBackend(), std::make_unique<PrefixModel>(), SmallOptions(1)));
+  EXPECT_FALSE(engine->HasRoom());
 }
 
 // A finished plan stays in flight until its result was taken.

@@ -9,8 +9,7 @@ namespace {
 
 std::unique_ptr<Engine> MakeLocal(const EngineKind& kind, const std::string& path,
                                   const LocalEngineOptions& options) {
-  auto checkpoint = Checkpoint::Open(path);
-  TREADLE_CHECK(checkpoint.ok());
+  auto checkpoint = Checkpoint::Open(path).value();
   std::vector<StageRanks::Rank> made;
   for (int rank = 0; rank < kind.ranks; ++rank) {
     std::unique_ptr<Backend> backend = MakeBackend(kind);
@@ -22,21 +21,16 @@ std::unique_ptr<Engine> MakeLocal(const EngineKind& kind, const std::string& pat
     load.shard = {rank, kind.ranks};
     load.max_batch_tokens = options.max_batch_tokens;
     load.threads = 1;
-    auto model = Model::Load(**checkpoint, *backend, load);
-    TREADLE_CHECK(model.ok());
-    made.push_back({std::move(backend), *std::move(model)});
+    auto model = Model::Load(*checkpoint, *backend, load).value();
+    made.push_back({std::move(backend), std::move(model)});
   }
-  auto engine = LocalEngine::Create(std::move(made), options);
-  TREADLE_CHECK(engine.ok());
-  return *std::move(engine);
+  return LocalEngine::Create(std::move(made), options).value();
 }
 
 }  // namespace
 
 std::unique_ptr<Backend> MakeBackend(const EngineKind&) {
-  auto cpu = CreateCpuBackend({.threads = 1, .compute = ComputeMode::kExact});
-  TREADLE_CHECK(cpu.ok());
-  return *std::move(cpu);
+  return CreateCpuBackend({.threads = 1, .compute = ComputeMode::kExact}).value();
 }
 
 std::unique_ptr<Engine> MakeEngine(const EngineKind& kind, const std::string& model,

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "models/checkpoints/checkpoint.h"
+#include "tests/support/assert_ok.h"
 
 namespace treadle {
 namespace {
@@ -29,27 +30,24 @@ KvMemoryRequest Request(std::optional<int64_t> bytes, int64_t available) {
 }
 
 TEST(KvMemoryPlan, GivenBytesAreUsedWholePageByWholePage) {
-  const auto plan = PlanKvMemory(SmolLm2(), Request(100 << 20, 0));
-  ASSERT_TRUE(plan.ok()) << plan.status();
-  EXPECT_EQ(plan->bytes_per_token, 23040);
-  EXPECT_EQ(plan->bytes_per_page, 23040 * 32);
-  EXPECT_EQ(plan->pages_per_request, 32);
-  EXPECT_EQ(plan->pages, (100 << 20) / (23040 * 32));  // 142
-  EXPECT_EQ(plan->bytes, 142 * 23040 * 32);
-  EXPECT_EQ(plan->ToString(),
+  ASSERT_OK_AND_ASSIGN(const auto plan, PlanKvMemory(SmolLm2(), Request(100 << 20, 0)));
+  EXPECT_EQ(plan.bytes_per_token, 23040);
+  EXPECT_EQ(plan.bytes_per_page, 23040 * 32);
+  EXPECT_EQ(plan.pages_per_request, 32);
+  EXPECT_EQ(plan.pages, (100 << 20) / (23040 * 32));  // 142
+  EXPECT_EQ(plan.bytes, 142 * 23040 * 32);
+  EXPECT_EQ(plan.ToString(),
             "K/V cache: 142 pages of 32 tokens x 23040 bytes = 104693760 bytes (100 MiB)");
 }
 
 // DeepSeek V2 Lite: 27 layers x (512 + 64) elements, once, x 2 bytes; on each of two ranks all.
 TEST(KvMemoryPlan, LatentsAreStoredOnce) {
-  const auto checkpoint = Checkpoint::Open("random:deepseek-v2-lite");
-  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  ASSERT_OK_AND_ASSIGN(const auto checkpoint, Checkpoint::Open("random:deepseek-v2-lite"));
   KvMemoryRequest request = Request(100 << 20, 0);
   for (const int64_t ranks : {1, 2}) {
     request.tensor_parallel = ranks;
-    const auto plan = PlanKvMemory((*checkpoint)->config(), request);
-    ASSERT_TRUE(plan.ok()) << plan.status();
-    EXPECT_EQ(plan->bytes_per_token, ranks * 27 * 576 * 2);
+    ASSERT_OK_AND_ASSIGN(const auto plan, PlanKvMemory(checkpoint->config(), request));
+    EXPECT_EQ(plan.bytes_per_token, ranks * 27 * 576 * 2);
   }
 }
 
@@ -63,15 +61,14 @@ TEST(KvMemoryPlan, GivenBytesThatAreNotThereAreRefused) {
 }
 
 TEST(KvMemoryPlan, AutoTakesWhatABatchCanUse) {
-  const auto plan = PlanKvMemory(SmolLm2(), Request(std::nullopt, int64_t{64} << 30));
-  ASSERT_TRUE(plan.ok()) << plan.status();
-  EXPECT_EQ(plan->pages, 16 * 32);
+  ASSERT_OK_AND_ASSIGN(const auto plan,
+                       PlanKvMemory(SmolLm2(), Request(std::nullopt, int64_t{64} << 30)));
+  EXPECT_EQ(plan.pages, 16 * 32);
 }
 
 TEST(KvMemoryPlan, AutoTakesAtMostHalfOfTheMemory) {
-  const auto plan = PlanKvMemory(SmolLm2(), Request(std::nullopt, 200 << 20));
-  ASSERT_TRUE(plan.ok()) << plan.status();
-  EXPECT_EQ(plan->pages, (100 << 20) / (23040 * 32));
+  ASSERT_OK_AND_ASSIGN(const auto plan, PlanKvMemory(SmolLm2(), Request(std::nullopt, 200 << 20)));
+  EXPECT_EQ(plan.pages, (100 << 20) / (23040 * 32));
 }
 
 TEST(KvMemoryPlan, FloatCachesCostTwice) {
@@ -119,39 +116,36 @@ TEST(KvMemoryPlan, TooLittleShowsTheArithmetic) {
 
 // 2 x 32 layers x 8 heads x 128 elements x 2 bytes = 131,072 bytes per token.
 TEST(KvMemoryPlan, BehindMistralsWindowNothingIsReserved) {
-  const auto checkpoint = Checkpoint::Open("random:mistral-7b");
-  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-  const ModelConfig& config = (*checkpoint)->config();
+  ASSERT_OK_AND_ASSIGN(const auto checkpoint, Checkpoint::Open("random:mistral-7b"));
+  const ModelConfig& config = checkpoint->config();
   ASSERT_EQ(config.context, 32768);
   for (const int64_t page_size : {16, 32, 64, 128}) {
     for (const int64_t chunk : {512, 2048}) {
-      const auto plan = PlanKvMemory(config, {.kv_bytes = int64_t{16} << 30,
-                                              .max_batch_size = 16,
-                                              .max_batch_tokens = chunk,
-                                              .max_context = config.context,
-                                              .page_size = page_size});
-      ASSERT_TRUE(plan.ok()) << plan.status();
-      EXPECT_EQ(plan->pages_per_request[PageKind::kWhole], 0);
-      EXPECT_LE(plan->pages_per_request[PageKind::kWindow] * page_size, 4096 + chunk + page_size);
-      EXPECT_GE(plan->pages_per_request[PageKind::kWindow] * page_size, 4096 + chunk);
-      EXPECT_EQ(plan->bytes_per_token, PageCounts(0, 131072));
-      EXPECT_EQ(plan->pages, PageCounts(0, (int64_t{16} << 30) / (131072 * page_size)));
+      ASSERT_OK_AND_ASSIGN(const auto plan, PlanKvMemory(config, {.kv_bytes = int64_t{16} << 30,
+                                                                  .max_batch_size = 16,
+                                                                  .max_batch_tokens = chunk,
+                                                                  .max_context = config.context,
+                                                                  .page_size = page_size}));
+      EXPECT_EQ(plan.pages_per_request[PageKind::kWhole], 0);
+      EXPECT_LE(plan.pages_per_request[PageKind::kWindow] * page_size, 4096 + chunk + page_size);
+      EXPECT_GE(plan.pages_per_request[PageKind::kWindow] * page_size, 4096 + chunk);
+      EXPECT_EQ(plan.bytes_per_token, PageCounts(0, 131072));
+      EXPECT_EQ(plan.pages, PageCounts(0, (int64_t{16} << 30) / (131072 * page_size)));
       // A request that ends within its window reserves what it can use.
-      EXPECT_EQ(plan->paging.PagesFor(3 * page_size), PageCounts(0, 3));
+      EXPECT_EQ(plan.paging.PagesFor(3 * page_size), PageCounts(0, 3));
     }
   }
 }
 
 // Each sixth of 18 layers sees everything: 2 x 256 elements x 2 bytes = 1,024 bytes per token each.
 TEST(KvMemoryPlan, BothKindsShareTheMemoryByWhatARequestTakes) {
-  const auto checkpoint = Checkpoint::Open("random:gemma-3-270m");
-  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  ASSERT_OK_AND_ASSIGN(const auto checkpoint, Checkpoint::Open("random:gemma-3-270m"));
   KvMemoryRequest request{.kv_bytes = 256 << 20,
                           .max_batch_size = 16,
                           .max_batch_tokens = 512,
                           .max_context = 32768,
                           .page_size = 32};
-  auto plan = PlanKvMemory((*checkpoint)->config(), request);
+  auto plan = PlanKvMemory(checkpoint->config(), request);
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_EQ(plan->bytes_per_token, PageCounts(3 * 1024, 15 * 1024));
   EXPECT_EQ(plan->pages_per_request, PageCounts(1024, 32));
@@ -164,7 +158,7 @@ TEST(KvMemoryPlan, BothKindsShareTheMemoryByWhatARequestTakes) {
   request.kv_bytes.reset();
   request.available_bytes = int64_t{64} << 30;
   request.layers = {0, 5};
-  plan = PlanKvMemory((*checkpoint)->config(), request);
+  plan = PlanKvMemory(checkpoint->config(), request);
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_EQ(plan->bytes_per_token, PageCounts(0, 5 * 1024));
   EXPECT_EQ(plan->pages, PageCounts(16 * 1024, 16 * 32));
@@ -172,9 +166,8 @@ TEST(KvMemoryPlan, BothKindsShareTheMemoryByWhatARequestTakes) {
 
 // Each sixth of 42 layers sees everything, with heads of twice the size; the last 18 have no K/V.
 TEST(KvMemoryPlan, LayersThatReadOthersTakeNothing) {
-  const auto checkpoint = Checkpoint::Open("random:gemma-4-e4b");
-  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-  const ModelConfig& config = (*checkpoint)->config();
+  ASSERT_OK_AND_ASSIGN(const auto checkpoint, Checkpoint::Open("random:gemma-4-e4b"));
+  const ModelConfig& config = checkpoint->config();
   const KvMemoryPlan plan = KvMemoryOf(config, {.page_size = 32}, {2, 3});
   EXPECT_EQ(plan.bytes_per_token, PageCounts(4 * 2 * 2 * 512 * 2, 20 * 2 * 2 * 256 * 2));
   EXPECT_EQ(plan.bytes, 32 * (2 * 16384 + 3 * 40960));

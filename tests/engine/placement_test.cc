@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernels/op_cases/random.h"
+#include "tests/support/assert_ok.h"
 
 namespace treadle {
 namespace {
@@ -159,9 +160,8 @@ TEST(Placement, RefusalsNameWhatWouldDo) {
 
 TEST(Placement, WhatIsLeftIsForTheCache) {
   const PlacementMemory memory{.device_bytes = 24'000, .page_size = 32};
-  const auto stages = PlaceLayers(Uniform(30, 8), 2, memory);
-  ASSERT_TRUE(stages.ok()) << stages.status();
-  const PlacedStage& first = (*stages)[0];
+  ASSERT_OK_AND_ASSIGN(const auto stages, PlaceLayers(Uniform(30, 8), 2, memory));
+  const PlacedStage& first = stages[0];
   EXPECT_EQ(first.KvBytes(memory), 24'000u - 19'000u);
   EXPECT_EQ(first.kv_bytes_per_token, 38u);
   EXPECT_EQ(first.KvTokens(memory), 5000 / 38 / 32 * 32);
@@ -172,10 +172,9 @@ TEST(Placement, NoStageBeginsBehindLayersThatOthersRead) {
   costs.layers.assign(10, {.seconds = 1, .weight_bytes = 100});
   costs.last_begin = 2;
   for (int stages = 1; stages <= 3; ++stages) {
-    const auto placed = PlaceLayers(costs, stages, {});
-    ASSERT_TRUE(placed.ok()) << placed.status();
-    EXPECT_LE(placed->back().layers.begin, 2);
-    EXPECT_EQ(placed->back().layers.end, 10);
+    ASSERT_OK_AND_ASSIGN(const auto placed, PlaceLayers(costs, stages, {}));
+    EXPECT_LE(placed.back().layers.begin, 2);
+    EXPECT_EQ(placed.back().layers.end, 10);
   }
   const absl::Status status = PlaceLayers(costs, 4, {}).status();
   EXPECT_NE(status.message().find("expected 1 to 3, since"), std::string::npos) << status;

@@ -7,6 +7,7 @@
 
 #include "tests/engine/engine_kinds.h"
 #include "tests/engine/two_requests.h"
+#include "tests/support/assert_ok.h"
 #include "tests/support/ranks/thread_groups.h"
 #include "tests/support/test_folder.h"
 #include "tests/support/tiny_model.h"
@@ -17,9 +18,8 @@ namespace {
 class RankJoins : public testing::Test {
  protected:
   void SetUp() override {
-    auto written = WriteTinyLlamaGguf(folder_.path(), {});
-    ASSERT_TRUE(written.ok()) << written.status();
-    model_ = *written;
+    ASSERT_OK_AND_ASSIGN(auto written, WriteTinyLlamaGguf(folder_.path(), {}));
+    model_ = written;
   }
 
   std::unique_ptr<Engine> Make(RankJoiner join) const {

@@ -26,10 +26,8 @@ std::unique_ptr<StageRanks> TinyRanks() {
   rank.model = *Model::Load(**checkpoint, *rank.backend, load);
   std::vector<StageRanks::Rank> ranks;
   ranks.push_back(std::move(rank));
-  auto made =
-      StageRanks::Create(std::move(ranks), {.max_batch_tokens = 16, .kv = {.num_pages = 1}});
-  TREADLE_CHECK(made.ok());
-  return *std::move(made);
+  return StageRanks::Create(std::move(ranks), {.max_batch_tokens = 16, .kv = {.num_pages = 1}})
+      .value();
 }
 
 TEST(StageRanks, BackgroundYieldsToPlans) {

@@ -11,6 +11,7 @@
 #include "base/status.h"
 #include "kernels/reference/reference_backend.h"
 #include "tests/engine/plan_builder.h"
+#include "tests/support/assert_ok.h"
 #include "tests/support/prefix_model.h"
 
 namespace treadle {
@@ -62,10 +63,10 @@ IterationPlan RandomPlan(std::mt19937& random, std::map<SequenceId, int32_t>& ne
 class StageTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    auto stage = Stage::Create(*backend_, model_, 256,
-                               {.page_size = 16, .num_pages = 32, .dtype = DType::kF32});
-    ASSERT_TRUE(stage.ok()) << stage.status();
-    stage_ = *std::move(stage);
+    ASSERT_OK_AND_ASSIGN(auto stage,
+                         Stage::Create(*backend_, model_, 256,
+                                       {.page_size = 16, .num_pages = 32, .dtype = DType::kF32}));
+    stage_ = std::move(stage);
   }
 
   absl::StatusOr<IterationResult> TryRun(const IterationPlan& plan) {

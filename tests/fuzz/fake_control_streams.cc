@@ -1,7 +1,7 @@
 #include "tests/fuzz/fake_control_streams.h"
 
 #include "absl/synchronization/notification.h"
-#include "engine/remote/background.h"
+#include "base/background.h"
 
 namespace treadle {
 namespace {

@@ -15,7 +15,9 @@
 #include "models/checkpoints/gguf/gguf_file.h"
 #include "tests/models/checkpoints/quantize_case.h"
 #include "tests/models/checkpoints/safetensors_file.h"
+#include "tests/support/assert_ok.h"
 #include "tests/support/gguf_writer.h"
+#include "tests/support/whole_file.h"
 
 namespace treadle {
 namespace {
@@ -27,9 +29,7 @@ using Json = nlohmann::json;
 using Experts = QuantizeCheckpointTest;
 
 std::unique_ptr<Backend> Cpu(ComputeMode compute, int threads) {
-  auto backend = CreateCpuBackend({.threads = threads, .compute = compute});
-  TREADLE_CHECK(backend.ok());
-  return *std::move(backend);
+  return CreateCpuBackend({.threads = threads, .compute = compute}).value();
 }
 
 // N1 and N2: in chunks of other rows, and with other threads, the same bits.
@@ -39,8 +39,8 @@ TEST_F(Experts, ARowsResultIsItsOwn) {
   for (const Architecture* architecture :
        {&kMixtral, &kQwen3Moe, &kQwen2Moe, &kQwen35Moe, &kQwen3Next, &kGlm4Moe, &kMiniMaxM2,
         &kLfm2Moe, &kGraniteHybridMoe, &kDeepseek2, &kDeepseek3}) {
-    const auto checkpoint = Checkpoint::Open(TinyGguf(*architecture, Options(true)));
-    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+    ASSERT_OK_AND_ASSIGN(const auto checkpoint,
+                         Checkpoint::Open(TinyGguf(*architecture, Options(true))));
     for (const auto& [compute, weights] : {std::pair(ComputeMode::kExact, "nf4"),
                                            {ComputeMode::kInt16, "nf4"},
                                            {ComputeMode::kInt8, "q8_0"},
@@ -48,10 +48,10 @@ TEST_F(Experts, ARowsResultIsItsOwn) {
       SCOPED_TRACE(Str(architecture->name, " ", weights, " ", Name(compute)));
       const auto logits = [&, compute = compute, weights = weights](int64_t chunk, int threads) {
         auto model =
-            TeacherForcing::Create(**checkpoint, Cpu(compute, threads),
-                                   {.max_tokens = 60, .chunk = chunk, .weights = Plan(weights)});
-        TREADLE_CHECK(model.ok());
-        return (*model)->Logits(ids);
+            TeacherForcing::Create(*checkpoint, Cpu(compute, threads),
+                                   {.max_tokens = 60, .chunk = chunk, .weights = Plan(weights)})
+                .value();
+        return model->Logits(ids);
       };
       const std::vector<float> whole = logits(60, 2);
       EXPECT_EQ(whole, logits(7, 3));
@@ -175,9 +175,8 @@ std::string Changed(const std::string& name, const std::string& out, const Json&
 // Layers behind those that the model has are of a head that guesses; the rest is read.
 TEST_F(Experts, LayersBehindTheModelsAreLeftAside) {
   const std::string folder = Changed("glm4moe", folder_.Folder("in"), {{"num_hidden_layers", 2}});
-  const auto checkpoint = Checkpoint::Open(folder);
-  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-  EXPECT_THAT((*checkpoint)->left_aside(), ElementsAre("layers.2"));
+  ASSERT_OK_AND_ASSIGN(const auto checkpoint, Checkpoint::Open(folder));
+  EXPECT_THAT(checkpoint->left_aside(), ElementsAre("layers.2"));
   EXPECT_EQ(Load(folder), absl::OkStatus());
   ExpectSameBits(folder, ".gguf", "keep");
 }
@@ -197,8 +196,7 @@ TEST_F(Experts, RoutersThatAreNotComputedAreRefused) {
        {std::tuple("glm4moe.expert_group_count", 4, "expert_group_count is 4, expected 1"),
         {"glm4moe.expert_gating_func", 1, "expert_gating_func is 1, expected 2"},
         {"glm4moe.expert_shared_count", 2, "expert_shared_count is 2, expected 1"}}) {
-    std::ifstream in(gguf, std::ios::binary);
-    const std::string bytes((std::istreambuf_iterator<char>(in)), {});
+    const std::string bytes = ReadWhole(gguf);
     Write("changed.gguf", WithNumber(bytes, key, static_cast<uint32_t>(value)));
     ExpectRefused(Load(Path("changed.gguf")), Path("changed.gguf"), message);
   }
@@ -214,17 +212,16 @@ TEST_F(Experts, GgufFilesOfBothAges) {
   writer.AddTensor("blk.0.ffn_up.weight", {2, 3}, 0, floats);
   writer.AddTensor("blk.0.ffn_down_exps.weight", {2, 2, 3}, 0, all);
   Write("both.gguf", writer.Bytes());
-  const auto file = GgufFile::Read(Path("both.gguf"));
-  ASSERT_TRUE(file.ok()) << file.status();
+  ASSERT_OK_AND_ASSIGN(const auto file, GgufFile::Read(Path("both.gguf")));
   std::vector<std::string> names;
-  for (const StoredTensor& tensor : (*file)->tensors()) {
+  for (const StoredTensor& tensor : file->tensors()) {
     names.push_back(tensor.name);
     EXPECT_THAT(tensor.shape, ElementsAre(2, 3)) << tensor.name;
     EXPECT_EQ(tensor.bytes, floats.size()) << tensor.name;
   }
   EXPECT_THAT(names, ElementsAre("blk.0.ffn_up_exps.1.weight", "blk.0.ffn_up.weight",
                                  "blk.0.ffn_down_exps.0.weight", "blk.0.ffn_down_exps.1.weight"));
-  EXPECT_EQ((*file)->tensors()[3].data[0], std::byte{1});
+  EXPECT_EQ(file->tensors()[3].data[0], std::byte{1});
 
   GgufWriter many;
   many.AddTensor("blk.0.ffn_up_exps.weight", {4097, 1, 1}, 0, std::string(4097 * 4, '\0'));
@@ -238,12 +235,11 @@ TEST_F(Experts, WeightsByRole) {
   for (const auto& write : {WriteTinyGguf, WriteTinyFolder}) {
     const std::string path =
         Tiny([&](const auto& in, const auto& o) { return write(kQwen3Moe, in, o); }, Options(true));
-    const auto checkpoint = Checkpoint::Open(path);
-    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+    ASSERT_OK_AND_ASSIGN(const auto checkpoint, Checkpoint::Open(path));
     const WeightPlan plan = Plan("q8_0,experts=nf4");
     int experts = 0;
-    for (const StoredTensor& tensor : (*checkpoint)->tensors()) {
-      const TensorName name = ParseTensorName(kQwen3Moe, (*checkpoint)->kind(), tensor.name);
+    for (const StoredTensor& tensor : checkpoint->tensors()) {
+      const TensorName name = ParseTensorName(kQwen3Moe, checkpoint->kind(), tensor.name);
       if (tensor.shape.size() != 2) continue;
       const QuantizeSpec* const to = plan.For(tensor.name, false);
       const bool outside = !InLayer(name.row->part) || name.row->part == Part::kRouter;
@@ -266,14 +262,12 @@ TEST_F(Experts, ExpertsOfOneGgufTensorShareAFormat) {
 
 // Every row of every layer goes to its experts, and is counted there.
 TEST_F(Experts, UseIsCounted) {
-  const auto checkpoint = Checkpoint::Open(TinyGguf(kMixtral, Options(true)));
-  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  ASSERT_OK_AND_ASSIGN(const auto checkpoint, Checkpoint::Open(TinyGguf(kMixtral, Options(true))));
   const auto backend = Cpu(ComputeMode::kAuto, 1);
   LoadOptions load;
   load.max_batch_tokens = 16;
-  const auto model = Model::Load(**checkpoint, *backend, load);
-  ASSERT_TRUE(model.ok()) << model.status();
-  const ModelConfig& config = (*checkpoint)->config();
+  ASSERT_OK_AND_ASSIGN(const auto model, Model::Load(*checkpoint, *backend, load));
+  const ModelConfig& config = checkpoint->config();
   const KvLayout layout = {config.kv_heads, config.head_dim, 16, 1, DType::kF32};
   std::vector<std::byte> pages(static_cast<size_t>(2 * layout.PageBytes()));
   std::byte* const layers[] = {pages.data(), pages.data() + layout.PageBytes()};
@@ -283,11 +277,11 @@ TEST_F(Experts, UseIsCounted) {
   for (int32_t i = 0; i < 16; ++i) ids.push_back(i * 13), positions.push_back(i);
   const SequenceSpan sequence = {0, 16, 0, &page};
   for (int repetition = 0; repetition < 2; ++repetition) {
-    ASSERT_TRUE((*model)
+    ASSERT_TRUE(model
                     ->Forward({ids, positions, std::span(&sequence, 1)}, {layout, layers}, nullptr,
                               DenseTensor(hidden.data(), DType::kF32, 16, config.hidden))
                     .ok());
-    const ExpertUse& use = (*model)->expert_use();
+    const ExpertUse& use = model->expert_use();
     EXPECT_EQ(use.layers, 2);
     EXPECT_EQ(use.rows, 2 * 16 * 2);
     EXPECT_GE(use.used, 2 * 2);

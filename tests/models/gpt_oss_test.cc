@@ -8,6 +8,7 @@
 #include "models/checkpoints/gguf/gguf_file.h"
 #include "tests/models/checkpoints/quantize_case.h"
 #include "tests/models/checkpoints/safetensors_file.h"
+#include "tests/support/assert_ok.h"
 
 namespace treadle {
 namespace {
@@ -129,9 +130,8 @@ TEST_F(GptOss, MxFp4IsWhatItsValuesAre) {
   EXPECT_EQ(Logits(Folder(Kind::kFloats), ""), wanted);
   const std::string folder = Folder(Kind::kMxFp4);
   EXPECT_EQ(Logits(folder, ""), wanted);
-  const auto checkpoint = Checkpoint::Open(folder);
-  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-  const StoredTensor* const up = (*checkpoint)->Find("model.layers.1.mlp.experts.4.up_proj.weight");
+  ASSERT_OK_AND_ASSIGN(const auto checkpoint, Checkpoint::Open(folder));
+  const StoredTensor* const up = checkpoint->Find("model.layers.1.mlp.experts.4.up_proj.weight");
   ASSERT_NE(up, nullptr);
   EXPECT_EQ(up->format->name, "mxfp4");
   EXPECT_THAT(up->shape, ElementsAre(kInner, kHidden));
@@ -150,18 +150,15 @@ TEST_F(GptOss, FusedExpertsAreWritten) {
   }
   const auto report = Make(Folder(Kind::kMxFp4), Path("kept.gguf"), "keep");
   ASSERT_TRUE(report.ok()) << report.status();
-  const auto file = GgufFile::Read(Path("kept.gguf"));
-  ASSERT_TRUE(file.ok()) << file.status();
-  EXPECT_EQ(*(*file)->Integer("general.file_type"), 38);
-  EXPECT_EQ(*(*file)->String("general.architecture"), "gpt-oss");
+  ASSERT_OK_AND_ASSIGN(const auto file, GgufFile::Read(Path("kept.gguf")));
+  EXPECT_EQ(*file->Integer("general.file_type"), 38);
+  EXPECT_EQ(*file->String("general.architecture"), "gpt-oss");
   const auto named =
-      std::ranges::find((*file)->tensors(), "blk.1.ffn_up_exps.4.weight", &StoredTensor::name);
-  ASSERT_NE(named, (*file)->tensors().end());
+      std::ranges::find(file->tensors(), "blk.1.ffn_up_exps.4.weight", &StoredTensor::name);
+  ASSERT_NE(named, file->tensors().end());
   EXPECT_EQ(named->format->name, "mxfp4");
-  const auto other = Make(Path("kept.gguf"), Path("folder"), "keep");
-  ASSERT_TRUE(other.ok()) << other.status();
-  EXPECT_THAT(other->notices,
-              ::testing::Contains(HasSubstr("wants all experts of a layer in one")));
+  ASSERT_OK_AND_ASSIGN(const auto other, Make(Path("kept.gguf"), Path("folder"), "keep"));
+  EXPECT_THAT(other.notices, ::testing::Contains(HasSubstr("wants all experts of a layer in one")));
 }
 
 TEST_F(GptOss, WrongFilesSayWhatIsWrong) {
@@ -284,10 +281,9 @@ TEST_F(GptOss, YarnsAttentionFactor) {
     changed["rope_scaling"] = {{"type", "yarn"}, {"factor", 16.0}};
     changed["rope_scaling"].update(more);
     Write("in/config.json", changed.dump());
-    const auto checkpoint = Checkpoint::Open(folder);
-    TREADLE_CHECK(checkpoint.ok());
-    const Yarn& yarn = *(*checkpoint)->config().yarn;
-    EXPECT_EQ(yarn.original_context, (*checkpoint)->config().context);
+    const auto checkpoint = Checkpoint::Open(folder).value();
+    const Yarn& yarn = *checkpoint->config().yarn;
+    EXPECT_EQ(yarn.original_context, checkpoint->config().context);
     return yarn.attention_factor;
   };
   const double log = 0.1 * std::log(16.0);
@@ -298,11 +294,11 @@ TEST_F(GptOss, YarnsAttentionFactor) {
                    (1 + 0.5 * log) / (1 + 2 * log));
   EXPECT_DOUBLE_EQ(factor({{"mscale", 0.5}, {"attention_factor", 3.0}}), 3);
   for (const Architecture* architecture : {&kLlama, &kGptOss}) {
-    const auto checkpoint =
+    ASSERT_OK_AND_ASSIGN(
+        const auto checkpoint,
         Checkpoint::Open(architecture == &kGptOss ? TREADLE_TESTDATA "/models/gptoss/model.gguf"
-                                                  : TREADLE_TESTDATA "/models/llama-yarn");
-    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-    const Yarn& yarn = *(*checkpoint)->config().yarn;
+                                                  : TREADLE_TESTDATA "/models/llama-yarn"));
+    const Yarn& yarn = *checkpoint->config().yarn;
     EXPECT_EQ(yarn.truncate, architecture->yarn_truncates);
     EXPECT_DOUBLE_EQ(yarn.attention_factor, 1 + 0.1 * std::log(yarn.factor));
   }

@@ -15,7 +15,9 @@
 #include "models/checkpoints/latent_tensors.h"
 #include "models/model.h"
 #include "tests/models/checkpoints/quantize_case.h"
+#include "tests/support/assert_ok.h"
 #include "tests/support/test_folder.h"
+#include "tests/support/whole_file.h"
 
 namespace treadle {
 namespace {
@@ -32,11 +34,10 @@ TEST(LatentsTest, ABackendThatKeepsKeysByPositionIsRefused) {
     KeyOrder key_order() const override { return KeyOrder::kByPosition; }
   };
   ByPosition backend;
-  const auto checkpoint = Checkpoint::Open(kFolder);
-  ASSERT_EQ(checkpoint.status(), absl::OkStatus());
+  ASSERT_OK_AND_ASSIGN(const auto checkpoint, Checkpoint::Open(kFolder));
   LoadOptions load;
   load.max_batch_tokens = 16;
-  const auto model = Model::Load(**checkpoint, backend, load);
+  const auto model = Model::Load(*checkpoint, backend, load);
   EXPECT_TRUE(absl::IsUnimplemented(model.status()));
   EXPECT_THAT(std::string(model.status().message()),
               HasSubstr("models of deepseek3 attend over latents, which the backend reference "
@@ -54,11 +55,10 @@ ModelConfig Sizes() {
 
 std::vector<float> Values(const StoredTensor& tensor) {
   MatrixConstants constants;
-  const auto source = SourceOf(tensor, tensor.shape[0], tensor.shape[1], constants);
-  TREADLE_CHECK(source.ok());
+  const auto source = SourceOf(tensor, tensor.shape[0], tensor.shape[1], constants).value();
   std::vector<float> values(static_cast<size_t>(tensor.Elements()));
   for (int64_t row = 0; row < tensor.shape[0]; ++row) {
-    DecodeSourceRow(*source, row, values.data() + row * tensor.shape[1]);
+    DecodeSourceRow(source, row, values.data() + row * tensor.shape[1]);
   }
   return values;
 }
@@ -82,11 +82,11 @@ TEST(LatentsTest, OneMatrixIsTakenApart) {
     tensor.shape = {rows, config.latent_dim};
     tensor.data = gguf ? blocks.data.data() : reinterpret_cast<const std::byte*>(all.data());
     tensor.bytes = static_cast<uint64_t>(tensor.format->MatrixBytes(rows, config.latent_dim));
-    const auto parts =
-        WithLatentsApart({tensor}, config, gguf ? Container::kGguf : Container::kHuggingFace);
-    ASSERT_TRUE(parts.ok()) << parts.status();
-    ASSERT_EQ(parts->size(), 2u);
-    const StoredTensor &keys = (*parts)[0], &values = (*parts)[1];
+    ASSERT_OK_AND_ASSIGN(
+        const auto parts,
+        WithLatentsApart({tensor}, config, gguf ? Container::kGguf : Container::kHuggingFace));
+    ASSERT_EQ(parts.size(), 2u);
+    const StoredTensor &keys = parts[0], &values = parts[1];
     EXPECT_EQ(keys.name, gguf ? "blk.0.attn_k_b.weight" : "self_attn.k_b_proj.weight");
     EXPECT_EQ(values.name, gguf ? "blk.0.attn_v_b.weight" : "self_attn.v_b_proj.weight");
     EXPECT_EQ(keys.format->name, gguf ? "f16" : "f32");
@@ -124,8 +124,7 @@ TEST_F(WrittenLatents, ReadBackAsTheSameBits) {
 
 // An older file has no sizes of the cache: those of heads are where newer ones have these.
 TEST_F(WrittenLatents, OlderFilesSayOtherSizes) {
-  std::ifstream in(TREADLE_TESTDATA "/models/deepseek2/model.gguf", std::ios::binary);
-  std::string bytes((std::istreambuf_iterator<char>(in)), {});
+  std::string bytes = ReadWhole(TREADLE_TESTDATA "/models/deepseek2/model.gguf");
   const auto change = [&](const std::string& key, const std::string& to, uint32_t value) {
     const size_t at = bytes.find(key);
     ASSERT_NE(at, std::string::npos) << key;
@@ -149,8 +148,8 @@ TEST_F(WrittenLatents, OlderFilesSayOtherSizes) {
 class LatentFields : public ::testing::Test {
  protected:
   std::string ErrorWith(const char* field, const nlohmann::json& value) {
-    std::ifstream in(std::string(kFolder) + "/config.json");
-    nlohmann::json config = nlohmann::json::parse(in);
+    nlohmann::json config =
+        nlohmann::json::parse(std::ifstream(std::string(kFolder) + "/config.json"));
     config[field] = value;
     const std::string folder = folder_.Folder("model");
     std::ofstream(folder + "/config.json") << config;

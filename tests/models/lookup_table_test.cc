@@ -11,6 +11,7 @@
 #include "kernels/op_cases/op_cases.h"
 #include "models/checkpoints/checkpoint.h"
 #include "models/model.h"
+#include "tests/support/assert_ok.h"
 #include "tests/support/test_folder.h"
 #include "tests/support/tiny_model.h"
 
@@ -18,9 +19,7 @@ namespace treadle {
 namespace {
 
 std::unique_ptr<Backend> MakeBackend() {
-  auto backend = CreateCpuBackend({.threads = 1, .compute = ComputeMode::kExact});
-  TREADLE_CHECK(backend.ok());
-  return *std::move(backend);
+  return CreateCpuBackend({.threads = 1, .compute = ComputeMode::kExact}).value();
 }
 
 std::vector<float> Lookup(Backend& backend, const PackedMatrix& table, std::span<const int32_t> ids,
@@ -84,22 +83,19 @@ TEST(LookupTable, NeedsNoFileOnceItIsLoaded) {
       SCOPED_TRACE(Str(gpt2 ? "GPT-2" : "Llama", gguf ? ", GGUF" : ", folder"));
       const auto write = gpt2 ? (gguf ? WriteTinyGpt2Gguf : WriteTinyGpt2Folder)
                               : (gguf ? WriteTinyLlamaGguf : WriteTinyLlamaFolder);
-      const auto path = write(folder.path(), {});
-      ASSERT_TRUE(path.ok()) << path.status();
+      ASSERT_OK_AND_ASSIGN(const auto path, write(folder.path(), {}));
       const auto backend = MakeBackend();
-      auto checkpoint = Checkpoint::Open(*path);
-      ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+      ASSERT_OK_AND_ASSIGN(auto checkpoint, Checkpoint::Open(path));
       LoadOptions load;
       load.layers = {0, 1};
       load.max_batch_tokens = 8;
-      const auto model = Model::Load(**checkpoint, *backend, load);
-      ASSERT_TRUE(model.ok()) << model.status();
-      const std::vector<float> before = Hidden(**model);
-      std::filesystem::resize_file((*checkpoint)->weight_files()[0], 1);
-      EXPECT_FALSE((*checkpoint)->CheckUnchanged().ok());
-      EXPECT_TRUE(SameBits(Hidden(**model), before));
-      checkpoint->reset();
-      EXPECT_TRUE(SameBits(Hidden(**model), before));
+      ASSERT_OK_AND_ASSIGN(const auto model, Model::Load(*checkpoint, *backend, load));
+      const std::vector<float> before = Hidden(*model);
+      std::filesystem::resize_file(checkpoint->weight_files()[0], 1);
+      EXPECT_FALSE(checkpoint->CheckUnchanged().ok());
+      EXPECT_TRUE(SameBits(Hidden(*model), before));
+      checkpoint.reset();
+      EXPECT_TRUE(SameBits(Hidden(*model), before));
     }
   }
 }

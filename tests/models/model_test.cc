@@ -24,9 +24,11 @@
 #include "kernels/reference/reference_backend.h"
 #include "models/architectures/architecture.h"
 #include "tests/models/teacher_forcing.h"
+#include "tests/support/assert_ok.h"
 #include "tests/support/identifier.h"
 #include "tests/support/test_folder.h"
 #include "tests/support/tiny_model.h"
+#include "tests/support/whole_file.h"
 
 namespace treadle {
 namespace {
@@ -54,9 +56,7 @@ std::unique_ptr<Backend> MakeBackend(const Device& device, int threads) {
   options.threads = threads;
   options.compute = ComputeMode::kExact;
   options.isa = device.isa;
-  auto backend = CreateCpuBackend(options);
-  TREADLE_CHECK(backend.ok());
-  return *std::move(backend);
+  return CreateCpuBackend(options).value();
 }
 
 std::vector<float> Logits(const std::string& path, const Device& device, int64_t chunk,
@@ -79,16 +79,12 @@ struct Oracle {
 };
 
 Oracle ReadOracle(const std::string& folder) {
-  std::ifstream description(folder + "/oracle.json");
-  const nlohmann::json json = nlohmann::json::parse(description);
+  const nlohmann::json json = nlohmann::json::parse(std::ifstream(folder + "/oracle.json"));
   Oracle oracle;
   oracle.token_ids = json["token_ids"].get<std::vector<int32_t>>();
   oracle.greedy = json["greedy"].get<std::vector<int32_t>>();
   oracle.tolerance = kToleranceFactor * json["fp32_rounding"].get<double>();
-  std::ifstream file(folder + "/logits.f32", std::ios::binary);
-  const std::vector<char> bytes{std::istreambuf_iterator<char>(file), {}};
-  oracle.logits.resize(bytes.size() / sizeof(float));
-  std::memcpy(oracle.logits.data(), bytes.data(), oracle.logits.size() * sizeof(float));
+  oracle.logits = ReadFloats(folder + "/logits.f32");
   return oracle;
 }
 
@@ -248,14 +244,13 @@ TEST_F(TinyModels, GgufAndFolderGiveTheSameBits) {
         options.format = format;
         options.tied_head = tied;
         SCOPED_TRACE(Str(architecture.name, ", ", format, tied ? ", tied" : ", untied"));
-        const auto gguf = WriteTinyGguf(architecture, directory(), options);
-        const auto folder_path = WriteTinyFolder(architecture, folder(), options);
-        ASSERT_TRUE(gguf.ok()) << gguf.status();
-        ASSERT_TRUE(folder_path.ok()) << folder_path.status();
+        ASSERT_OK_AND_ASSIGN(const auto gguf, WriteTinyGguf(architecture, directory(), options));
+        ASSERT_OK_AND_ASSIGN(const auto folder_path,
+                             WriteTinyFolder(architecture, folder(), options));
         for (const Device& device : kDevices) {
           if (!RunsHere(device)) continue;
-          const std::vector<float> one = Logits(*gguf, device, 64, ids);
-          const std::vector<float> other = Logits(*folder_path, device, 64, ids);
+          const std::vector<float> one = Logits(gguf, device, 64, ids);
+          const std::vector<float> other = Logits(folder_path, device, 64, ids);
           ASSERT_FALSE(one.empty());
           EXPECT_EQ(one, other) << device.name;
         }
@@ -270,11 +265,9 @@ TEST_F(TinyModels, LayerRangesGiveWhatTheWholeModelGives) {
     TinyModelOptions options;
     options.layers = 3;
     options.tied_head = !architecture.rotary;
-    const auto path = WriteTinyGguf(architecture, directory(), options);
-    ASSERT_TRUE(path.ok()) << path.status();
-    const auto checkpoint = Checkpoint::Open(*path);
-    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-    const ModelConfig& config = (*checkpoint)->config();
+    ASSERT_OK_AND_ASSIGN(const auto path, WriteTinyGguf(architecture, directory(), options));
+    ASSERT_OK_AND_ASSIGN(const auto checkpoint, Checkpoint::Open(path));
+    const ModelConfig& config = checkpoint->config();
     const std::vector<int32_t> ids = RandomIds(20);
     const auto rows = static_cast<int64_t>(ids.size());
     std::vector<int32_t> positions;
@@ -297,20 +290,19 @@ TEST_F(TinyModels, LayerRangesGiveWhatTheWholeModelGives) {
       std::vector<float> logits(static_cast<size_t>(rows * config.vocab));
       for (const LayerRange& range : ranges) {
         const auto backend = MakeBackend(kDevices[0], 1);
-        const auto model = Model::Load(**checkpoint, *backend, options_of(range));
-        TREADLE_CHECK(model.ok());
+        const auto model = Model::Load(*checkpoint, *backend, options_of(range)).value();
         std::vector<std::vector<std::byte>> memory(
             static_cast<size_t>(config.layers),
             std::vector<std::byte>(
                 static_cast<size_t>(2 * std::max(layout.PageBytes(), window_layout.PageBytes()))));
         std::vector<std::byte*> layers;
         for (auto& layer : memory) layers.push_back(layer.data());
-        TREADLE_CHECK((*model)
+        TREADLE_CHECK(model
                           ->Forward({ids, positions, {&sequence, 1}},
                                     {layout, layers, window_layout}, nullptr, tensor)
                           .ok());
-        if ((*model)->last_stage()) {
-          (*model)->Head(tensor, DenseTensor(logits.data(), DType::kF32, rows, config.vocab));
+        if (model->last_stage()) {
+          model->Head(tensor, DenseTensor(logits.data(), DType::kF32, rows, config.vocab));
         }
       }
       return logits;
@@ -322,14 +314,13 @@ TEST_F(TinyModels, LayerRangesGiveWhatTheWholeModelGives) {
 // Layers 3 to 5 read the K/V of layers 1 and 2: the stage that has them begins with 1 at the
 // latest.
 TEST(SharedKv, AStageHasTheLayersThatItReads) {
-  const auto checkpoint = Checkpoint::Open(TREADLE_TESTDATA "/models/gemma4");
-  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  ASSERT_OK_AND_ASSIGN(const auto checkpoint, Checkpoint::Open(TREADLE_TESTDATA "/models/gemma4"));
   const auto backend = MakeBackend(kDevices[0], 1);
   LoadOptions load;
   load.max_batch_tokens = 4;
   for (const int64_t begin : {1, 2, 4}) {
     load.layers = {begin, 6};
-    const auto model = Model::Load(**checkpoint, *backend, load);
+    const auto model = Model::Load(*checkpoint, *backend, load);
     EXPECT_EQ(model.ok(), begin == 1) << begin;
     if (begin == 1) continue;
     EXPECT_THAT(std::string(model.status().message()),
@@ -348,9 +339,9 @@ TEST(SlidingWindow, IsOfTheLayersThatTheFileNames) {
       {"olmo3", {true, false, true}},
       {"qwen2", {false, false}}};  // switched off
   for (const auto& [name, layers] : rows) {
-    const auto checkpoint = Checkpoint::Open(Str(TREADLE_TESTDATA "/models/", name));
-    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-    const ModelConfig& config = (*checkpoint)->config();
+    ASSERT_OK_AND_ASSIGN(const auto checkpoint,
+                         Checkpoint::Open(Str(TREADLE_TESTDATA "/models/", name)));
+    const ModelConfig& config = checkpoint->config();
     EXPECT_EQ(config.context, 96);
     std::vector<bool> local;
     for (int64_t layer = 0; layer < config.layers; ++layer) local.push_back(config.Local(layer));

@@ -3,6 +3,7 @@
 
 #include "models/tensor_parallel.h"
 #include "tests/models/checkpoints/scratch_checkpoint.h"
+#include "tests/support/assert_ok.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {
@@ -13,11 +14,8 @@ using ::testing::HasSubstr;
 class ShardChecks : public ScratchCheckpoint {
  protected:
   std::unique_ptr<Checkpoint> OpenLlama(const TinyModelOptions& options) const {
-    const auto path = WriteTinyLlamaGguf(folder_.path(), options);
-    TREADLE_CHECK(path.ok());
-    auto checkpoint = Checkpoint::Open(*path);
-    TREADLE_CHECK(checkpoint.ok());
-    return *std::move(checkpoint);
+    const auto path = WriteTinyLlamaGguf(folder_.path(), options).value();
+    return Checkpoint::Open(path).value();
   }
 };
 
@@ -108,11 +106,10 @@ TEST_F(ShardChecks, ConversionMovesTheCuts) {
   options.heads = 4;
   const auto checkpoint = OpenLlama(options);
   EXPECT_TRUE(CheckShard(*checkpoint, {}, 4).ok());
-  const auto plan = WeightPlan::Parse("q8_0");
-  ASSERT_TRUE(plan.ok());
-  const absl::Status status = CheckShard(*checkpoint, *plan, 4);
+  ASSERT_OK_AND_ASSIGN(const auto plan, WeightPlan::Parse("q8_0"));
+  const absl::Status status = CheckShard(*checkpoint, plan, 4);
   EXPECT_THAT(std::string(status.message()), HasSubstr("in q8_0 can be cut at multiples of 32"));
-  EXPECT_TRUE(CheckShard(*checkpoint, *plan, 2).ok());
+  EXPECT_TRUE(CheckShard(*checkpoint, plan, 2).ok());
 }
 
 TEST_F(ShardChecks, ARankOutsideTheGroup) {

@@ -15,6 +15,7 @@
 #include "models/model.h"
 #include "models/tensor_parallel.h"
 #include "tests/models/checkpoints/quantize_case.h"
+#include "tests/support/assert_ok.h"
 #include "tests/support/test_folder.h"
 
 namespace treadle {
@@ -56,8 +57,7 @@ class StateFields : public ::testing::Test {
   absl::StatusOr<std::unique_ptr<Checkpoint>> With(const nlohmann::json& fields,
                                                    const std::string& model = "qwen35") {
     const std::string from = TREADLE_TESTDATA "/models/" + model;
-    std::ifstream in(from + "/config.json");
-    nlohmann::json config = nlohmann::json::parse(in);
+    nlohmann::json config = nlohmann::json::parse(std::ifstream(from + "/config.json"));
     config.update(fields);
     const std::string folder = folder_.Folder("model");
     std::ofstream(folder + "/config.json") << config;
@@ -96,23 +96,20 @@ TEST_F(StateFields, ThatContradictEachOtherAreNamed) {
 
 // The authors' first files name the layers that attend, and the inner features, otherwise.
 TEST_F(StateFields, OfLfm2MayHaveOlderNames) {
-  const auto newer = With(nlohmann::json::object(), "lfm2");
-  const auto older = With({{"layer_types", nullptr},
-                           {"full_attn_idxs", {2, 4}},
-                           {"intermediate_size", nullptr},
-                           {"block_ff_dim", 80}},
-                          "lfm2");
-  ASSERT_EQ(newer.status(), absl::OkStatus());
-  ASSERT_EQ(older.status(), absl::OkStatus());
-  EXPECT_EQ((*newer)->config(), (*older)->config());
-  EXPECT_EQ((*newer)->config().ffn_hidden, 63);
+  ASSERT_OK_AND_ASSIGN(const auto newer, With(nlohmann::json::object(), "lfm2"));
+  ASSERT_OK_AND_ASSIGN(const auto older, With({{"layer_types", nullptr},
+                                               {"full_attn_idxs", {2, 4}},
+                                               {"intermediate_size", nullptr},
+                                               {"block_ff_dim", 80}},
+                                              "lfm2"));
+  EXPECT_EQ(newer->config(), older->config());
+  EXPECT_EQ(newer->config().ffn_hidden, 63);
 }
 
 TEST(StatesTest, RanksDivideKeyHeadsOrTheirValueHeadsAndChannels) {
   const auto error = [](const std::string& model, int ranks) {
-    const auto checkpoint = Checkpoint::Open(TREADLE_TESTDATA "/models/" + model);
-    TREADLE_CHECK(checkpoint.ok());
-    return std::string(CheckShard(**checkpoint, {}, ranks).message());
+    const auto checkpoint = Checkpoint::Open(TREADLE_TESTDATA "/models/" + model).value();
+    return std::string(CheckShard(*checkpoint, {}, ranks).message());
   };
   EXPECT_EQ(error("granitehybrid", 2), "");
   EXPECT_EQ(error("granitehybridmoe", 2), "");

@@ -22,6 +22,7 @@
 #include "kernels/reference/reference_backend.h"
 #include "models/architectures/architecture.h"
 #include "models/rank_sums.h"
+#include "tests/support/assert_ok.h"
 #include "tests/support/test_folder.h"
 #include "tests/support/tiny_model.h"
 
@@ -51,9 +52,7 @@ std::unique_ptr<Backend> MakeBackend(const Setting& setting) {
   CpuBackendOptions options;
   options.threads = 1;
   options.compute = setting.compute;
-  auto backend = CreateCpuBackend(options);
-  TREADLE_CHECK(backend.ok());
-  return *std::move(backend);
+  return CreateCpuBackend(options).value();
 }
 
 absl::StatusOr<std::vector<std::unique_ptr<Model>>> Load(
@@ -163,11 +162,8 @@ class TensorParallel : public ::testing::Test {
  protected:
   using Writer = absl::StatusOr<std::string> (*)(const std::string&, const TinyModelOptions&);
   std::unique_ptr<Checkpoint> Open(Writer write, const TinyModelOptions& options) const {
-    const auto path = write(folder_.path(), options);
-    TREADLE_CHECK(path.ok());
-    auto checkpoint = Checkpoint::Open(*path);
-    TREADLE_CHECK(checkpoint.ok());
-    return *std::move(checkpoint);
+    const auto path = write(folder_.path(), options).value();
+    return Checkpoint::Open(path).value();
   }
 
   static std::vector<int32_t> Ids(int64_t count, int64_t vocab = TinyVocabulary()) {
@@ -256,11 +252,9 @@ TEST_F(TensorParallel, EveryArchitectureInBothContainers) {
       options.hidden = 192;
       options.ffn_hidden = 224;
       options.tied_head = row.size != 2;
-      const auto path = write(architecture, folder_.path(), options);
-      ASSERT_TRUE(path.ok()) << path.status();
-      const auto checkpoint = Checkpoint::Open(*path);
-      ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-      ExpectSameAsWhole(**checkpoint, {.weights = row.weights}, row.size);
+      ASSERT_OK_AND_ASSIGN(const auto path, write(architecture, folder_.path(), options));
+      ASSERT_OK_AND_ASSIGN(const auto checkpoint, Checkpoint::Open(path));
+      ExpectSameAsWhole(*checkpoint, {.weights = row.weights}, row.size);
     }
   }
 }
@@ -276,9 +270,9 @@ TEST_F(TensorParallel, HeadsAndChannelsOfStates) {
     for (const char* file : {"/model.gguf", ""}) {
       for (const char* weights : {"", "nf4"}) {
         SCOPED_TRACE(Str(name, file, " ", weights));
-        const auto checkpoint = Checkpoint::Open(Str(TREADLE_TESTDATA "/models/", name, file));
-        ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-        ExpectSameAsWhole(**checkpoint, {.weights = weights}, ranks);
+        ASSERT_OK_AND_ASSIGN(const auto checkpoint,
+                             Checkpoint::Open(Str(TREADLE_TESTDATA "/models/", name, file)));
+        ExpectSameAsWhole(*checkpoint, {.weights = weights}, ranks);
       }
     }
   }
@@ -342,9 +336,9 @@ TEST_F(TensorParallel, RowInt8) {
 // GPTQ's act-order: columns of a group lie side by side and are cut apart all the same.
 TEST_F(TensorParallel, ActOrder) {
   for (const char* name : {"gptq-act-v1", "gptq-act-v2-8bit"}) {
-    const auto checkpoint = Checkpoint::Open(Str(TREADLE_TESTDATA "/quantized/", name));
-    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-    ExpectSameAsWhole(**checkpoint, {}, 2);
+    ASSERT_OK_AND_ASSIGN(const auto checkpoint,
+                         Checkpoint::Open(Str(TREADLE_TESTDATA "/quantized/", name)));
+    ExpectSameAsWhole(*checkpoint, {}, 2);
   }
 }
 
@@ -370,10 +364,9 @@ TEST_F(TensorParallel, ABrokenCommunicatorEndsTheForwardPass) {
   ranks[1]->Abort(absl::UnavailableError("rank 1 is gone"));
   std::vector<std::unique_ptr<Backend>> backends;
   for (int rank = 0; rank < 2; ++rank) backends.push_back(MakeBackend({}));
-  const auto models = Load(*checkpoint, {}, backends);
-  ASSERT_TRUE(models.ok()) << models.status();
+  ASSERT_OK_AND_ASSIGN(const auto models, Load(*checkpoint, {}, backends));
   Output output;
-  EXPECT_EQ(RunRank(models->front().get(), {}, ranks[0].get(), Ids(3), output),
+  EXPECT_EQ(RunRank(models.front().get(), {}, ranks[0].get(), Ids(3), output),
             absl::UnavailableError("rank 1 is gone"));
 }
 
@@ -393,9 +386,8 @@ TEST_F(TensorParallel, VocabularyParallelEmbeddingIsExact) {
       const ShardRange part = PartOf(kRows, 1, {rank, kSize});
       MatrixSource source = {.format = FindWeightFormat("f32"), .n = part.size(), .k = kHidden};
       source.data = reinterpret_cast<const std::byte*>(table.data() + part.begin * kHidden);
-      auto packed = backend->Pack(source);
-      ASSERT_TRUE(packed.ok());
-      const Linear linear(*std::move(packed), Buffer());
+      ASSERT_OK_AND_ASSIGN(auto packed, backend->Pack(source));
+      const Linear linear(std::move(packed), Buffer());
       Activations activations(*backend, 64);
       RankSums sums;
       ASSERT_TRUE(sums.Allocate(activations, kHidden, {rank, kSize}).ok());

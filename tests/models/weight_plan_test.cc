@@ -15,6 +15,7 @@
 #include "models/checkpoints/checkpoint.h"
 #include "tests/models/checkpoints/scratch_checkpoint.h"
 #include "tests/models/teacher_forcing.h"
+#include "tests/support/assert_ok.h"
 #include "tests/support/test_folder.h"
 #include "tests/support/tiny_model.h"
 
@@ -163,15 +164,12 @@ TEST_F(WeightPlanLoading, ConvertsExactlyAndInParallel) {
   TinyModelOptions options;
   options.format = "bf16";
   for (const Architecture& architecture : Architectures()) {
-    const auto path = WriteTinyFolder(architecture, folder_.path(), options);
-    ASSERT_TRUE(path.ok()) << path.status();
-    const auto stored = Logits(*path, "", 1);
-    ASSERT_TRUE(stored.ok()) << stored.status();
-    EXPECT_EQ(*Logits(*path, "f32,lm_head=f32", 2), *stored);
-    const auto nf4 = Logits(*path, "nf4,embedding=int8", 1);
-    ASSERT_TRUE(nf4.ok()) << nf4.status();
-    EXPECT_NE(*nf4, *stored);
-    EXPECT_EQ(*Logits(*path, "nf4,embedding=int8", 3), *nf4);
+    ASSERT_OK_AND_ASSIGN(const auto path, WriteTinyFolder(architecture, folder_.path(), options));
+    ASSERT_OK_AND_ASSIGN(const auto stored, Logits(path, "", 1));
+    EXPECT_EQ(*Logits(path, "f32,lm_head=f32", 2), stored);
+    ASSERT_OK_AND_ASSIGN(const auto nf4, Logits(path, "nf4,embedding=int8", 1));
+    EXPECT_NE(nf4, stored);
+    EXPECT_EQ(*Logits(path, "nf4,embedding=int8", 3), nf4);
   }
 }
 
@@ -198,15 +196,13 @@ TEST_F(WeightPlanLoading, ContainersGiveTheSameBits) {
 TEST_F(WeightPlanLoading, BytesAreEstimated) {
   TinyModelOptions options;
   options.layers = 1;
-  const auto path = WriteTinyLlamaFolder(folder_.path(), options);
-  ASSERT_TRUE(path.ok()) << path.status();
-  const auto checkpoint = Checkpoint::Open(*path);
-  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  ASSERT_OK_AND_ASSIGN(const auto path, WriteTinyLlamaFolder(folder_.path(), options));
+  ASSERT_OK_AND_ASSIGN(const auto checkpoint, Checkpoint::Open(path));
   const uint64_t vectors = 3 * 64 * 4;
   const uint64_t embedding = static_cast<uint64_t>(TinyVocabulary()) * 64;
   const uint64_t matrices = 2 * 64 * 64 + 2 * 32 * 64 + 3 * 128 * 64;
   const auto bytes = [&](const char* weights) {
-    return WeightPlan::Parse(weights)->EstimateBytes(**checkpoint);
+    return WeightPlan::Parse(weights)->EstimateBytes(*checkpoint);
   };
   EXPECT_EQ(bytes(""), vectors + 4 * (embedding + matrices));
   EXPECT_EQ(bytes("nf4"), vectors + 4 * embedding + matrices / 2 + matrices / 64 * 4);
@@ -218,11 +214,9 @@ TEST_F(WeightPlanLoading, FaultsNameTensorOrPart) {
   TinyModelOptions options;
   options.hidden = 48;
   options.ffn_hidden = 80;
-  const auto path = WriteTinyLlamaFolder(folder_.path(), options);
-  ASSERT_TRUE(path.ok()) << path.status();
-  ExpectRefused(Logits(*path, "q4_0", 1).status(), *path,
-                "q_proj.weight' to q4_0: matrix [48, 48]");
-  ExpectRefused(Logits(*path, "nf4,nothing=int8", 1).status(), *path,
+  ASSERT_OK_AND_ASSIGN(const auto path, WriteTinyLlamaFolder(folder_.path(), options));
+  ExpectRefused(Logits(path, "q4_0", 1).status(), path, "q_proj.weight' to q4_0: matrix [48, 48]");
+  ExpectRefused(Logits(path, "nf4,nothing=int8", 1).status(), path,
                 "'nothing=int8' names none of its matrices");
 }
 

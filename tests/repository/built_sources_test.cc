@@ -3,30 +3,25 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <map>
 #include <set>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "tests/support/whole_file.h"
+
 namespace treadle {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::string ReadText(const fs::path& file) {
-  std::ifstream in(file);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
 
 // Paths that a CMake file may mean by its sources: relative to its folder or, if that is included
 // by another, to one above; what follows a variable may be in any folder, and begins with "*".
 std::set<std::string> ListedSources(const fs::path& root, const fs::path& cmake_file) {
   static constexpr std::string_view kInNames =
       "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./";
-  const std::string text = ReadText(cmake_file);
+  const std::string text = ReadWhole(cmake_file);
   std::set<std::string> sources;
   for (size_t dot = text.find(".c"); dot != text.npos; dot = text.find(".c", dot + 1)) {
     const size_t begin = text.find_last_not_of(kInNames, dot) + 1;

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "models/architectures/architecture.h"
+#include "tests/support/whole_file.h"
 
 namespace treadle {
 namespace {
@@ -354,8 +355,7 @@ TEST(Repository, NobodyComparesAnArchitecturesName) {
       continue;
     }
     ++files;
-    std::ifstream in(entry.path());
-    const std::string text{std::istreambuf_iterator<char>(in), {}};
+    const std::string text = ReadWhole(entry.path());
     for (const Architecture& architecture : Architectures()) {
       EXPECT_EQ(text.find("\"" + std::string(architecture.name) + "\""), std::string::npos)
           << path << " names " << architecture.name;

@@ -3,21 +3,16 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <regex>
 #include <set>
 #include <string>
+
+#include "tests/support/whole_file.h"
 
 namespace treadle {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::string ReadText(const fs::path& file) {
-  std::ifstream in(file);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
 
 // All that `pattern` finds in the text: its groups, joined by a dot.
 std::set<std::string> FindNames(const std::string& text, const std::string& pattern) {
@@ -34,10 +29,10 @@ TEST(Repository, TestsThatAreNamedAreThere) {
   std::set<std::string> there;
   for (const auto& entry : fs::recursive_directory_iterator(tests)) {
     if (!entry.path().string().ends_with("_test.cc")) continue;
-    there.merge(FindNames(ReadText(entry.path()), R"(TEST(?:_F|_P)?\((\w+),\s*(\w+)\))"));
+    there.merge(FindNames(ReadWhole(entry.path()), R"(TEST(?:_F|_P)?\((\w+),\s*(\w+)\))"));
   }
   const std::set<std::string> named =
-      FindNames(ReadText(tests / "README.md"), R"(`([A-Z]\w+)\.([A-Z]\w+)`)");
+      FindNames(ReadWhole(tests / "README.md"), R"(`([A-Z]\w+)\.([A-Z]\w+)`)");
   EXPECT_GT(named.size(), 40u);
   for (const std::string& name : named) EXPECT_TRUE(there.contains(name)) << name;
 }

@@ -7,13 +7,14 @@
 #include <regex>
 #include <string>
 
+#include "tests/support/whole_file.h"
+
 namespace treadle {
 namespace {
 
 // The body of a function of a source, from its name on.
 std::string BodyOf(const std::string& file, const std::string& function) {
-  std::ifstream in(std::string(TREADLE_SOURCE "/") + file);
-  const std::string text{std::istreambuf_iterator<char>(in), {}};
+  const std::string text = ReadWhole(std::string(TREADLE_SOURCE "/") + file);
   const size_t begin = text.find(function);
   EXPECT_NE(begin, text.npos) << file << " has no " << function;
   return begin == text.npos ? "" : text.substr(begin, text.find("\n}\n", begin) - begin);

@@ -19,7 +19,6 @@ namespace treadle {
 namespace {
 
 using testing::ElementsAre;
-using testing::IsEmpty;
 
 constexpr int32_t kMaxPrompt = 3;
 
@@ -65,7 +64,6 @@ class Admissions {
   void End() {
     harness.RunToIdle();
     for (const auto& client : harness.clients) EXPECT_TRUE(client->ended) << client->id;
-    EXPECT_THAT(harness.Mistakes(), IsEmpty());
   }
 
   LoopHarness harness;

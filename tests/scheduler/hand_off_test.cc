@@ -9,6 +9,7 @@
 #include "kernels/op_cases/random.h"
 #include "scheduler/serving_loop.h"
 #include "tests/scheduler/loop_harness.h"
+#include "tests/support/assert_ok.h"
 
 namespace treadle {
 namespace {
@@ -181,13 +182,12 @@ TEST(ServingLoop, ManyClientsSubmitCancelAndFinish) {
         RequestSpec spec =
             LoopHarness::Spec(static_cast<int32_t>(1 + random.Below(9)),
                               static_cast<int32_t>(1 + random.Below(20)), 100 * c + i);
-        const auto submitted = server.pool.Submit(spec);
-        ASSERT_TRUE(submitted.ok());
+        ASSERT_OK_AND_ASSIGN(const auto submitted, server.pool.Submit(spec));
         const int64_t fate = random.Below(4);
-        if (fate == 0) server.pool.Cancel(submitted->id, absl::CancelledError("gone"));
-        if (fate == 1) server.pool.FinishCandidate(submitted->id, 0);
+        if (fate == 0) server.pool.Cancel(submitted.id, absl::CancelledError("gone"));
+        if (fate == 1) server.pool.FinishCandidate(submitted.id, 0);
         std::vector<int32_t> tokens;
-        const StreamBatch all = ReadAll(*submitted->stream);
+        const StreamBatch all = ReadAll(*submitted.stream);
         for (const StreamToken& token : all.tokens) {
           if (token.token >= 0) tokens.push_back(token.token);
         }
@@ -227,11 +227,10 @@ TEST(ServingLoop, DeadlineOfAnInjectedClockEndsARequestThatWaits) {
   // More pages than there are: the server would refuse it, the loop lets it wait.
   RequestSpec spec = LoopHarness::Spec(200, 100, 0);
   spec.deadline = clock.Now() + hours(1);
-  const auto submitted = server.pool.Submit(spec);
-  ASSERT_TRUE(submitted.ok());
+  ASSERT_OK_AND_ASSIGN(const auto submitted, server.pool.Submit(spec));
   clock.Advance(hours(1));
   server.pool.Wake();
-  EXPECT_EQ(ReadAll(*submitted->stream).status.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(ReadAll(*submitted.stream).status.code(), absl::StatusCode::kDeadlineExceeded);
 }
 
 TEST(ServingLoop, StopEndsWhatIsLeftAndRefusesTheRest) {

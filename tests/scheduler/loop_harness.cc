@@ -1,5 +1,7 @@
 #include "tests/scheduler/loop_harness.h"
 
+#include <gmock/gmock.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -104,11 +106,10 @@ RequestSpec LoopHarness::Spec(int32_t prompt, int32_t max_new, uint64_t seed) {
 }
 
 Client& LoopHarness::Submit(RequestSpec spec) {
-  auto submitted = pool.Submit(spec);
-  TREADLE_CHECK(submitted.ok());
+  auto submitted = pool.Submit(spec).value();
   auto client = std::make_unique<Client>();
-  client->id = submitted->id;
-  client->stream = submitted->stream;
+  client->id = submitted.id;
+  client->stream = submitted.stream;
   client->tokens.resize(static_cast<size_t>(spec.candidates));
   client->finish.resize(static_cast<size_t>(spec.candidates), FinishReason::kNone);
   client->spec = std::move(spec);
@@ -153,6 +154,10 @@ void LoopHarness::CheckCounts() {
   miscounts_.push_back(Str("the pool says ", said.waiting, " (", said.reserved, ") wait and ",
                            said.running, " run, but they are ", counted.waiting, " (",
                            counted.reserved, ") and ", counted.running));
+}
+
+LoopHarness::~LoopHarness() {
+  if (options.as_reference) EXPECT_THAT(Mistakes(), testing::IsEmpty());
 }
 
 std::vector<std::string> LoopHarness::Mistakes() const {

@@ -49,6 +49,7 @@ struct HarnessOptions {
   MakeDrafter drafter = MakeNgramDrafter;
   std::optional<FakeEngineOptions> draft_engine;  // of a draft model; unset: there is none
   int64_t draft_context = 1 << 20;
+  bool as_reference = true;  // else answers are others than the reference's, by what is asked
 };
 
 // An OracleDrafter by the fake engine's reference.
@@ -57,12 +58,18 @@ std::unique_ptr<Drafter> MakeOracleDrafter(const Request& request, const Sequenc
 class LoopHarness {
  public:
   explicit LoopHarness(const HarnessOptions& options);
+  ~LoopHarness();  // a test with mistakes fails, if answers are as the reference's
 
   // A prompt that differs by `seed`; the request is accepted.
   static RequestSpec Spec(int32_t prompt, int32_t max_new, uint64_t seed);
   Client& Submit(RequestSpec spec);
   // A turn, after which every client received what there was.
   bool Turn();
+  // The same once the engine has completed a plan.
+  bool CompleteAndTurn() {
+    engine.Complete();
+    return Turn();
+  }
   // Turns, and completes plans, until nothing happens any more.
   void RunToIdle();
 

@@ -133,6 +133,7 @@ class Masks : public testing::TestWithParam<Shape> {
     options_.engine.manual = GetParam().manual;
     options_.engine.total_pages = 400;
     options_.limits = {.max_batch_size = 16, .max_batch_tokens = 64};
+    options_.as_reference = false;
     // Guesses that some masks allow, and that are mostly wrong.
     options_.drafter = [](const Request& request, const Sequence& sequence) {
       std::vector<int32_t> guesses;

@@ -27,7 +27,6 @@ TEST(PrefixReuse, ASecondTurnRunsWhatIsNew) {
   EXPECT_EQ(second.stream->cached_tokens(), 36);
   EXPECT_EQ(TakeInputs(harness), 45 - 36);
   EXPECT_EQ(harness.EndOf(second.id).cached_tokens, 36);
-  EXPECT_THAT(harness.Mistakes(), IsEmpty());
 }
 
 // Requests that come together leave to the first one what it computes for all.
@@ -45,7 +44,6 @@ TEST(PrefixReuse, ABurstRunsWhatItSharesOnce) {
   }
   harness.RunToIdle();
   EXPECT_EQ(TakeInputs(harness), 48 + 16);
-  EXPECT_THAT(harness.Mistakes(), IsEmpty());
 }
 
 TEST(PrefixReuse, AdmissionCountsWhatIsNotShared) {
@@ -64,11 +62,9 @@ TEST(PrefixReuse, AdmissionCountsWhatIsNotShared) {
     prompt.push_back(1);
     harness.Submit(Ask(prompt, 2, 3));  // 9 more, or 2
     harness.Submit(Ask(prompt, 4, 3));
-    harness.engine.Complete();
-    harness.Turn();
+    harness.CompleteAndTurn();
     EXPECT_EQ(harness.pool.Load().running, cached ? 2 : 1);
     harness.RunToIdle();
-    EXPECT_THAT(harness.Mistakes(), IsEmpty());
   }
 }
 
@@ -90,7 +86,6 @@ TEST(PrefixReuse, WhatOthersAskedMakesNoDifference) {
       const Client& client = harness.Submit(Ask(guess, 2, 1));
       int turns = 0;
       for (; !client.ended; ++turns) harness.Turn();
-      EXPECT_THAT(harness.Mistakes(), IsEmpty());
       EXPECT_EQ(client.stream->cached_tokens(), 0);
       return std::pair(turns, TakeInputs(harness));
     };
@@ -99,7 +94,9 @@ TEST(PrefixReuse, WhatOthersAskedMakesNoDifference) {
 }
 
 TEST(PrefixReuse, NothingIsHadWhereEachRowIsAskedAbout) {
-  LoopHarness harness(TwoTenants());
+  HarnessOptions options = TwoTenants();
+  options.as_reference = false;  // embeddings have no tokens
+  LoopHarness harness(options);
   Random random(4);
   const std::vector<int32_t> words = Draw(random, 30);
   RequestSpec scored = Ask(words, 0, 1), mean = Ask(words, 0, 1), last = Ask(words, 0, 1);
@@ -151,7 +148,6 @@ TEST(PrefixReuse, OthersBeginWhereTwoHaveParted) {
         EXPECT_EQ(harness.EndOf(client.id).cached_tokens, cached);
         EXPECT_EQ(TakeInputs(harness), 143 - cached + 2) << "request " << i;
       }
-      EXPECT_THAT(harness.Mistakes(), IsEmpty());
     }
   }
 }
@@ -178,7 +174,6 @@ TEST(PrefixReuse, ABurstRunsWhatItSharesOnceWhereThereAreRings) {
       int32_t first = 0;
       for (const auto& client : harness.clients) first += client->stream->cached_tokens() == 0;
       EXPECT_EQ(first, 1);
-      EXPECT_THAT(harness.Mistakes(), IsEmpty());
     }
   }
 }
@@ -213,7 +208,6 @@ TEST(PrefixReuse, CopiesTakeNoRoomFromRequests) {
           EXPECT_TRUE(client->ended);
           hits.back() += client->stream->cached_tokens() > 0;
         }
-        EXPECT_THAT(harness.Mistakes(), IsEmpty());
       }
       EXPECT_EQ(most_admitted[0], most_admitted[1]);
       EXPECT_EQ(hits[0], 0);

@@ -19,6 +19,7 @@
 #include "scheduler/serving_loop.h"
 #include "tests/engine/engine_kinds.h"
 #include "tests/scheduler/oracle_drafter.h"
+#include "tests/support/assert_ok.h"
 #include "tests/support/in_time.h"
 #include "tests/support/test_folder.h"
 #include "tests/support/tiny_model.h"
@@ -33,13 +34,12 @@ class Server {
   // `disk`: a folder for the second tier; empty: none.
   Server(const EngineKind& kind, const std::string& path, bool cached, const MakeDrafter& drafter,
          const std::string& disk) {
-    auto checkpoint = Checkpoint::Open(path);
-    TREADLE_CHECK(checkpoint.ok());
-    const KvPaging paging = KvPaging::Of((*checkpoint)->config(), kPageSize, kBatchTokens);
+    auto checkpoint = Checkpoint::Open(path).value();
+    const KvPaging paging = KvPaging::Of(checkpoint->config(), kPageSize, kBatchTokens);
     const PageCounts pages = {paging.whole ? kPages : 0, paging.ring > 0 ? kPages : 0};
     engine_ = MakeEngine(
         kind, path, {.max_batch_tokens = kBatchTokens, .page_size = kPageSize, .kv_pages = pages});
-    if (!disk.empty()) files_ = OpenFiles(disk, (*checkpoint)->config());
+    if (!disk.empty()) files_ = OpenFiles(disk, checkpoint->config());
     kv_.emplace(pages, paging, cached ? pages : PageCounts(), nullptr, files_.get());
     ServingLoop::Options loop;
     loop.limits = {.max_batch_size = 6, .max_batch_tokens = kBatchTokens};
@@ -56,16 +56,15 @@ class Server {
  private:
   static std::unique_ptr<PageFiles> OpenFiles(const std::string& disk, const ModelConfig& config) {
     const KvMemoryRequest memory = {.page_size = kPageSize};
-    auto files = PageFiles::Open(
-        {.folder = disk,
-         .max_bytes = 64 << 20,
-         .model = "tiny",
-         .contents = "tiny",
-         .page_size = kPageSize,
-         .page_bytes = KvMemoryOf(config, memory, kPages).bytes_per_page[PageKind::kWhole],
-         .seconds = [] { return 0.0; }});
-    TREADLE_CHECK(files.ok());
-    return *std::move(files);
+    return PageFiles::Open(
+               {.folder = disk,
+                .max_bytes = 64 << 20,
+                .model = "tiny",
+                .contents = "tiny",
+                .page_size = kPageSize,
+                .page_bytes = KvMemoryOf(config, memory, kPages).bytes_per_page[PageKind::kWhole],
+                .seconds = [] { return 0.0; }})
+        .value();
   }
 
   std::unique_ptr<PageFiles> files_;
@@ -216,15 +215,15 @@ TEST_P(Reuse, AnswersAreThoseWithoutIt) {
     TinyModelOptions options;
     options.layers = 4;
     options.window = window;
-    const auto path = WriteTinyGguf(*FindArchitecture(architecture), folder.path(), options);
-    ASSERT_TRUE(path.ok()) << path.status();
+    ASSERT_OK_AND_ASSIGN(const auto path,
+                         WriteTinyGguf(*FindArchitecture(architecture), folder.path(), options));
     const int rounds = Rounds(GetParam());
     Known known;
-    const auto plain = Converse(GetParam(), *path, false, false, rounds, known);
+    const auto plain = Converse(GetParam(), path, false, false, rounds, known);
     for (const auto& [cached, guessed] :
          {std::pair(true, false), std::pair(false, true), std::pair(true, true)}) {
       SCOPED_TRACE(Str("cached ", cached, ", guessed ", guessed));
-      const auto answers = Converse(GetParam(), *path, cached, guessed, rounds, known);
+      const auto answers = Converse(GetParam(), path, cached, guessed, rounds, known);
       ASSERT_EQ(answers.size(), plain.size());
       int64_t reused = 0, accepted = 0;
       for (size_t i = 0; i < answers.size(); ++i) {
@@ -249,11 +248,11 @@ TEST_P(Reuse, OthersBeginWhereTwoHaveParted) {
     TinyModelOptions options;
     options.layers = 4;
     options.window = window;
-    const auto path = WriteTinyGguf(*FindArchitecture(architecture), folder.path(), options);
-    ASSERT_TRUE(path.ok()) << path.status();
+    ASSERT_OK_AND_ASSIGN(const auto path,
+                         WriteTinyGguf(*FindArchitecture(architecture), folder.path(), options));
     std::vector<std::vector<Told>> told[2];
     for (const bool cached : {false, true}) {
-      Server server(GetParam(), *path, cached, {}, "");
+      Server server(GetParam(), path, cached, {}, "");
       for (int32_t i = 0; i < 4; ++i) {
         RequestSpec spec;
         for (int32_t k = 0; k < 100; ++k) spec.prompt.push_back((k * k + 3) % 29);
@@ -334,14 +333,14 @@ TEST_P(ReuseFromFiles, AnswersAreThoseWithoutThem) {
   const TestFolder folder;
   TinyModelOptions options;
   options.layers = 4;
-  const auto path = WriteTinyGguf(*FindArchitecture("llama"), folder.path(), options);
-  ASSERT_TRUE(path.ok()) << path.status();
+  ASSERT_OK_AND_ASSIGN(const auto path,
+                       WriteTinyGguf(*FindArchitecture("llama"), folder.path(), options));
   const int rounds = Rounds(GetParam()) / 3 * 3;
   Known known;
-  const auto plain = Converse(GetParam(), *path, false, false, rounds, known);
+  const auto plain = Converse(GetParam(), path, false, false, rounds, known);
   for (const bool guessed : {false, true}) {
     int64_t hits = 0;
-    const auto answers = Converse(GetParam(), *path, true, guessed, rounds, known,
+    const auto answers = Converse(GetParam(), path, true, guessed, rounds, known,
                                   folder / Str("disk", guessed), &hits);
     ASSERT_EQ(answers.size(), plain.size());
     for (size_t i = 0; i < answers.size(); ++i) {

@@ -11,6 +11,7 @@
 #include "base/status.h"
 #include "models/checkpoints/checkpoint.h"
 #include "server/serving_stack.h"
+#include "tests/support/assert_ok.h"
 #include "tests/support/fake_engine.h"
 #include "tests/support/test_folder.h"
 
@@ -24,9 +25,8 @@ using Clock = AdapterRegistry::Clock;
 const std::string kAdapters = TREADLE_TESTDATA "/adapters/";
 
 ModelConfig BaseConfig() {
-  const auto checkpoint = Checkpoint::Open(TREADLE_TESTDATA "/models/llama-grouped");
-  TREADLE_CHECK(checkpoint.ok());
-  return (*checkpoint)->config();
+  const auto checkpoint = Checkpoint::Open(TREADLE_TESTDATA "/models/llama-grouped").value();
+  return checkpoint->config();
 }
 
 // Three adapters of one base in a folder of their own.
@@ -100,9 +100,8 @@ TEST_F(AdapterRegistryTest, TheOneAskedLeastRecentlyMakesRoom) {
 }
 
 TEST_F(AdapterRegistryTest, BytesAreBounded) {
-  const auto file = AdapterFile::Open(folder_ / "llama", BaseConfig());
-  ASSERT_TRUE(file.ok());
-  Open({.folder = folder_.path(), .memory = static_cast<int64_t>((*file)->memory(DType::kF32))});
+  ASSERT_OK_AND_ASSIGN(const auto file, AdapterFile::Open(folder_ / "llama", BaseConfig()));
+  Open({.folder = folder_.path(), .memory = static_cast<int64_t>(file->memory(DType::kF32))});
   EXPECT_THAT(std::string(Ask("llama-second").get().status().message()), HasSubstr("at most"));
   Hold("llama");
   Hold("llama-bf16");
@@ -150,11 +149,11 @@ TEST(AdaptersOfAStack, WaitsEndWithIt) {
       BaseConfig(), AdapterRegistry::Options{.folder = kAdapters.substr(0, kAdapters.size() - 1),
                                              .max_loaded = 1});
   const auto adapters = model.adapters;
-  auto stack =
+  ASSERT_OK_AND_ASSIGN(
+      auto stack,
       ServingStack::Create(std::move(model), std::make_unique<FakeEngine>(FakeEngineOptions()),
-                           {.max_batch_size = 4, .max_batch_tokens = 32});
-  ASSERT_TRUE(stack.ok()) << stack.status();
-  ASSERT_EQ((*stack)->Start(), absl::OkStatus());
+                           {.max_batch_size = 4, .max_batch_tokens = 32}));
+  ASSERT_EQ(stack->Start(), absl::OkStatus());
   std::promise<absl::StatusOr<AdapterHold>> first, second;
   adapters->Hold("llama", Clock::time_point::max(),
                  [&](absl::StatusOr<AdapterHold> given) { first.set_value(std::move(given)); });
@@ -163,7 +162,7 @@ TEST(AdaptersOfAStack, WaitsEndWithIt) {
   adapters->Hold("llama-second", Clock::time_point::max(),
                  [&](absl::StatusOr<AdapterHold> given) { second.set_value(std::move(given)); });
   auto waits = second.get_future();
-  (*stack)->Stop(absl::UnavailableError("over"));
+  stack->Stop(absl::UnavailableError("over"));
   ASSERT_EQ(waits.wait_for(std::chrono::seconds(0)), std::future_status::ready);
   EXPECT_TRUE(absl::IsUnavailable(waits.get().status()));
 }

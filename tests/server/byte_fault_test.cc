@@ -8,6 +8,7 @@
 #include "tests/server/access/test_certificates.h"
 #include "tests/server/cli/streamed_answers.h"
 #include "tests/server/test_server.h"
+#include "tests/support/assert_ok.h"
 #include "tests/support/faults/byte_proxy.h"
 
 namespace treadle {
@@ -25,9 +26,8 @@ class ByteFaults : public testing::TestWithParam<std::tuple<Kind, Where>> {
     const PemPair own = ca_.Sign();
     WriteText(files.key, own.key);
     WriteText(files.certificate, own.certificate);
-    auto tls = OpenSocketTls(files, "h2", [](const LogEvent&) {});
-    ASSERT_TRUE(tls.ok()) << tls.status();
-    tls_ = *std::move(tls);
+    ASSERT_OK_AND_ASSIGN(auto tls, OpenSocketTls(files, "h2", [](const LogEvent&) {}));
+    tls_ = std::move(tls);
     TestServerOptions options;
     options.adjust = [&](ServiceOptions& service) { service.tls = tls_.get(); };
     options.channel_credentials = grpc::SslCredentials({ca_.pem(), "", ""});

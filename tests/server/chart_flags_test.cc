@@ -99,7 +99,7 @@ TEST(ChartFlags, ExtraArgumentsMayNotHaveWhatTheChartSets) {
   std::string list;
   std::string templates;
   for (const char* file : {"_server.tpl", "_pod.tpl"}) {
-    templates += FileText(kChart + "templates/" + file);
+    templates += ReadWhole(kChart + "templates/" + file);
   }
   for (const ServeFlag& flag : FlagsIn(InChart::kOwn)) {
     list += Str(" \"", flag.name, "\"");
@@ -120,7 +120,7 @@ std::map<std::string, ChartValue> ChartValues() {
   std::map<std::string, ChartValue> values;
   std::vector<std::string> path;
   std::string comment, line;
-  for (std::istringstream lines(FileText(kChart + "values.yaml")); std::getline(lines, line);) {
+  for (std::istringstream lines(ReadWhole(kChart + "values.yaml")); std::getline(lines, line);) {
     std::smatch found;
     if (std::regex_match(line, found, key)) {
       path.resize(static_cast<size_t>(found[1].length()) / 2);
@@ -193,8 +193,8 @@ void AddRows(const nlohmann::ordered_json& schema, const std::string& path,
 
 TEST(ChartFlags, TheReadmeHasEveryValue) {
   std::string rows;
-  AddRows(nlohmann::ordered_json::parse(FileText(kChart + "values.schema.json")), "", ChartValues(),
-          rows);
+  AddRows(nlohmann::ordered_json::parse(ReadWhole(kChart + "values.schema.json")), "",
+          ChartValues(), rows);
   EXPECT_GT(std::ranges::count(rows, '\n'), 100);
   ExpectPart(kChart + "README.md", "|---|---|---|---|\n", "\n## ", rows);
 }

@@ -11,6 +11,8 @@
 #include <set>
 
 #include "tests/server/access/test_certificates.h"
+#include "tests/support/assert_ok.h"
+#include "tests/support/whole_file.h"
 
 namespace treadle {
 namespace {
@@ -89,8 +91,7 @@ TEST(ConfigurationSources, VariablesThatAreReadElsewhereAreKnown) {
       const std::string extension = entry.path().extension();
       const std::set<std::string> sources = {".cc", ".h", ".cu", ".py", ".sh"};
       if (!sources.contains(extension)) continue;
-      std::ifstream file(entry.path());
-      const std::string text{std::istreambuf_iterator<char>(file), {}};
+      const std::string text = ReadWhole(entry.path());
       for (std::sregex_iterator at(text.begin(), text.end(), read), end; at != end; ++at) {
         names.insert((*at)[1]);
       }
@@ -107,9 +108,9 @@ TEST(ConfigurationSources, VariablesThatAreReadElsewhereAreKnown) {
 
 TEST(ConfigurationSources, EveryFlagCanBeReadFromAFile) {
   for (const ServeFlag& flag : ServeFlags()) {
-    const auto settings = ReadSettingsFile(FileOf(std::string(flag.name + 2) + " = x\n"));
-    ASSERT_TRUE(settings.ok()) << settings.status();
-    EXPECT_EQ(settings->at(flag.name).value, "x");
+    ASSERT_OK_AND_ASSIGN(const auto settings,
+                         ReadSettingsFile(FileOf(std::string(flag.name + 2) + " = x\n")));
+    EXPECT_EQ(settings.at(flag.name).value, "x");
   }
 }
 

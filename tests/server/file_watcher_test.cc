@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "tests/server/access/test_certificates.h"
+#include "tests/support/in_time.h"
 
 namespace treadle {
 namespace {
@@ -45,9 +46,7 @@ class Taken {
     during_ = std::move(during);
   }
   std::vector<std::string> WaitFor(size_t count) {
-    for (int i = 0; i < 6000 && all().size() < count; ++i) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    }
+    ComesTrue([&] { return all().size() >= count; });
     return all();
   }
   std::vector<std::string> all() {

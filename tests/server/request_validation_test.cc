@@ -11,6 +11,7 @@
 #include "server/grpc/messages.h"
 #include "server/session/sampling_defaults.h"
 #include "tests/server/byte_tokenizer.h"
+#include "tests/support/assert_ok.h"
 
 namespace treadle {
 namespace {
@@ -151,9 +152,8 @@ INSTANTIATE_TEST_SUITE_P(
                 [](R& r) { r.mutable_response()->set_prompt_logprobs(-1); }}));
 
 TEST(RequestValidation, AbsentFieldsHaveTheDocumentedDefaults) {
-  const auto valid = Validate(Valid());
-  ASSERT_TRUE(valid.ok()) << valid.status();
-  const RequestSpec& spec = valid->spec;
+  ASSERT_OK_AND_ASSIGN(const auto valid, Validate(Valid()));
+  const RequestSpec& spec = valid.spec;
   EXPECT_EQ(spec.sampling.temperature, 1);
   EXPECT_EQ(spec.sampling.top_p, 1);
   EXPECT_EQ(spec.sampling.top_k, 0);
@@ -169,10 +169,12 @@ TEST(RequestValidation, AbsentFieldsHaveTheDocumentedDefaults) {
 // Qwen3's generation_config.json, of 2025: temperature 0.6, top_k 20, top_p 0.95.
 TEST(RequestValidation, AbsentFieldsAreAsTheModelsAuthorsRecommend) {
   ServedModel model = Model();
-  const auto defaults = ReadSamplingDefaults(
-      {{"temperature", 0.6}, {"top_k", 20}, {"top_p", 0.95}, {"repetition_penalty", 1.05}}, "f");
-  ASSERT_TRUE(defaults.ok()) << defaults.status();
-  model.sampling_defaults = *defaults;
+  ASSERT_OK_AND_ASSIGN(
+      const auto defaults,
+      ReadSamplingDefaults(
+          {{"temperature", 0.6}, {"top_k", 20}, {"top_p", 0.95}, {"repetition_penalty", 1.05}},
+          "f"));
+  model.sampling_defaults = defaults;
   const auto sampling_of = [&](const v1::GenerateRequest& request) {
     const auto valid = ValidateRequest(ToRequest(request, model), model, {}, kSeed);
     EXPECT_TRUE(valid.ok()) << valid.status();
@@ -225,9 +227,8 @@ TEST(RequestValidation, WhatFitsExactlyPasses) {
   request.mutable_stopping()->set_max_new_tokens(6);
   EXPECT_TRUE(Validate(request).ok());
   request.mutable_stopping()->clear_max_new_tokens();
-  const auto valid = Validate(request);
-  ASSERT_TRUE(valid.ok()) << valid.status();
-  EXPECT_EQ(valid->spec.max_new_tokens, 6);
+  ASSERT_OK_AND_ASSIGN(const auto valid, Validate(request));
+  EXPECT_EQ(valid.spec.max_new_tokens, 6);
 }
 
 // A ring of 3 pages is all that a sequence takes, however long it is.
@@ -272,9 +273,8 @@ TEST(RequestValidation, TextBeginsWithTheModelsBeginningAndChatAsTheTemplateSays
   v1::ChatMessage* message = request.mutable_chat()->add_messages();
   message->set_role("user");
   message->set_content("hi");
-  const auto valid = Validate(request);
-  ASSERT_TRUE(valid.ok()) << valid.status();
-  EXPECT_EQ(valid->spec.prompt, (std::vector<int32_t>{'h', 'i'}));
+  ASSERT_OK_AND_ASSIGN(const auto valid, Validate(request));
+  EXPECT_EQ(valid.spec.prompt, (std::vector<int32_t>{'h', 'i'}));
 }
 
 TEST(RequestValidation, WithoutATokenizerOnlyIdsAreServed) {

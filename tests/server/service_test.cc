@@ -11,6 +11,8 @@
 #include "server/grpc/rpc_details.pb.h"
 #include "tests/attacks/hostile_client.h"
 #include "tests/server/test_server.h"
+#include "tests/support/assert_ok.h"
+#include "tests/support/in_time.h"
 
 namespace treadle {
 namespace {
@@ -330,14 +332,13 @@ TEST(Service, TheLedgerCanBeWatched) {
 
 TEST(Service, MetricsHaveTheAgreedNames) {
   TestServer server;
-  const auto port = server.metrics().Listen("127.0.0.1:0");
-  ASSERT_TRUE(port.ok()) << port.status();
+  ASSERT_OK_AND_ASSIGN(const auto port, server.metrics().Listen("127.0.0.1:0"));
   v1::GenerateResponse response;
   ASSERT_TRUE(Generate(server, MakeRequest("m", 1, 10, 5), response).ok());
   ASSERT_TRUE(server.EndOf("m").has_value());
   server.server().DrainAndStop(std::chrono::seconds(10));
   server.follower().Stop();  // everything recorded
-  const std::string page = HttpGet(*port, "/metrics");
+  const std::string page = HttpGet(port, "/metrics");
   const std::string label = "{model_name=\"prefix\"} ";
   for (const char* line :
        {"treadle:num_requests_running{L} 0", "treadle:num_requests_waiting{L} 0",
@@ -364,15 +365,14 @@ TEST(Service, MetricsHaveTheAgreedNames) {
 TEST(Service, MetricsOfThePortAndOfTheReaders) {
   TestServer server({.adjust = [](ServiceOptions& options) { options.limits.connections = 3; }});
   server.server().AddTo(server.metrics());
-  const auto port = server.metrics().Listen("127.0.0.1:0");
-  ASSERT_TRUE(port.ok()) << port.status();
+  ASSERT_OK_AND_ASSIGN(const auto port, server.metrics().Listen("127.0.0.1:0"));
   const auto wait_for = [&](const std::string& name, int value) {
     const std::string wanted = Str("\ntreadle:", name, "{model_name=\"prefix\"} ", value, "\n");
     std::string page;
-    for (int i = 0; i < 6000 && page.find(wanted) == std::string::npos; ++i) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-      page = HttpGet(*port, "/metrics");
-    }
+    ComesTrue([&] {
+      page = HttpGet(port, "/metrics");
+      return page.find(wanted) != std::string::npos;
+    });
     EXPECT_THAT(page, HasSubstr(wanted));
   };
   v1::GenerateResponse response;
@@ -418,11 +418,10 @@ TEST(Service, EnginesThatWereLostAreCounted) {
 // Counts the iterations in the window, whoever ran in them; heartbeats are none.
 TEST(Service, BubbleRatioIsTheirShareOfTheLastIterations) {
   TestServer server;
-  const auto port = server.metrics().Listen("127.0.0.1:0");
-  ASSERT_TRUE(port.ok()) << port.status();
+  ASSERT_OK_AND_ASSIGN(const auto port, server.metrics().Listen("127.0.0.1:0"));
   server.follower().Stop();  // from here on the records are ours
   const auto ratio = [&] {
-    const std::string page = HttpGet(*port, "/metrics");
+    const std::string page = HttpGet(port, "/metrics");
     const std::string name = "\ntreadle:pipeline_bubble_ratio{model_name=\"prefix\"} ";
     const size_t at = page.find(name);
     return at == std::string::npos ? -1.0 : std::stod(page.substr(at + name.size()));

@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <future>
-#include <thread>
 #include <utility>
 
 #include "base/status.h"
@@ -16,6 +15,7 @@
 #include "server/grpc/messages.h"
 #include "server/http_routes.h"
 #include "tests/server/letter_tokenizer.h"
+#include "tests/support/in_time.h"
 #include "tests/support/prefix_model.h"
 #include "tests/support/ranks/one_rank.h"
 
@@ -45,9 +45,8 @@ ServedModel Describe(const TestServerOptions& options) {
   if (!model.names.empty()) model.name = model.names.front();
   model.sampling_defaults = options.sampling_defaults;
   if (!options.chat_template.empty()) {
-    auto parsed = ChatTemplate::Parse(options.chat_template);
-    TREADLE_CHECK(parsed.ok());
-    model.chat_template = std::move(*parsed);
+    auto parsed = ChatTemplate::Parse(options.chat_template).value();
+    model.chat_template = std::move(parsed);
   }
   return model;
 }
@@ -65,9 +64,7 @@ std::unique_ptr<Engine> MakeEngine(const TestServerOptions& options, std::shared
   engine.page_size = 16;
   engine.kv_pages = options.kv_pages;
   engine.kv_dtype = DType::kF32;
-  auto made = OneRankEngine(CreateReferenceBackend(), std::move(model), engine);
-  TREADLE_CHECK(made.ok());
-  return std::move(*made);
+  return OneRankEngine(CreateReferenceBackend(), std::move(model), engine).value();
 }
 
 }  // namespace
@@ -75,9 +72,9 @@ std::unique_ptr<Engine> MakeEngine(const TestServerOptions& options, std::shared
 TestServer::TestServer(const TestServerOptions& options) {
   if (options.gate_closed) gate_->Close();
   auto stack =
-      ServingStack::Create(Describe(options), MakeEngine(options, gate_), options.scheduling);
-  TREADLE_CHECK(stack.ok());
-  stack_ = std::move(*stack);
+      ServingStack::Create(Describe(options), MakeEngine(options, gate_), options.scheduling)
+          .value();
+  stack_ = std::move(stack);
   metrics_ = std::make_unique<Metrics>("prefix", stack_->pool());
   follower_ = std::make_unique<LedgerFollower>(
       stack_->ledger(),
@@ -90,13 +87,12 @@ TestServer::TestServer(const TestServerOptions& options) {
   if (options.adjust) options.adjust(service);
   if (!service.health) service.health = std::make_shared<HealthBoard>();
   health_ = service.health;
-  auto server = InferenceServer::Start(*stack_, *follower_, service);
-  TREADLE_CHECK(server.ok());
-  server_ = std::move(*server);
+  auto server = InferenceServer::Start(*stack_, *follower_, service).value();
+  server_ = std::move(server);
   auto http = StartOpenAi("127.0.0.1:0", options.http, server_->sessions(), *health_,
-                          RoutesBesideOpenAi(*follower_, server_->sessions()));
-  TREADLE_CHECK(http.ok());
-  http_ = std::move(*http);
+                          RoutesBesideOpenAi(*follower_, server_->sessions()))
+                  .value();
+  http_ = std::move(http);
   channel_ = Connect(options.channel_credentials ? options.channel_credentials
                                                  : grpc::InsecureChannelCredentials());
   stub_ = v1::Inference::NewStub(channel_);
@@ -117,16 +113,11 @@ bool TestServer::WaitHealth(const std::string& name, bool serving, const std::st
       address.empty() ? channel_ : grpc::CreateChannel(address, grpc::InsecureChannelCredentials());
   const std::string request =
       name.empty() ? "" : std::string("\x0A") + static_cast<char>(name.size()) + name;
-  const auto deadline = Clock::now() + kPatience;
-  while (Clock::now() < deadline) {
+  return ComesTrue([&] {
     std::string reply;
-    if (RawCall(channel, "/grpc.health.v1.Health/Check", request, reply).ok() &&
-        reply == (serving ? "\x08\x01" : "\x08\x02")) {
-      return true;
-    }
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
-  return false;
+    return RawCall(channel, "/grpc.health.v1.Health/Check", request, reply).ok() &&
+           reply == (serving ? "\x08\x01" : "\x08\x02");
+  });
 }
 
 TestServer::~TestServer() {

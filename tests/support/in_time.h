@@ -21,7 +21,7 @@ bool ComesTrue(const Holds& holds) {
   const auto deadline = std::chrono::steady_clock::now() + kTestPatience;
   while (!holds()) {
     if (std::chrono::steady_clock::now() >= deadline) return false;
-    std::this_thread::yield();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   return true;
 }

@@ -9,8 +9,7 @@
 namespace treadle {
 
 inline nlohmann::json ReadOracles(const std::string& name) {
-  std::ifstream file(std::string(TREADLE_TESTDATA "/") + name);
-  return nlohmann::json::parse(file);
+  return nlohmann::json::parse(std::ifstream(std::string(TREADLE_TESTDATA "/") + name));
 }
 
 inline std::vector<float> Floats(const nlohmann::json& values) {

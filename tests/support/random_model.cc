@@ -16,10 +16,9 @@ constexpr float kEpsilon = 1e-5f;
 enum { kNormed, kQ, kK, kV, kAttended, kGate, kUp, kActivations };
 
 Buffer Upload(Backend& backend, const std::vector<float>& values) {
-  auto buffer = backend.Allocate(values.size() * sizeof(float));
-  TREADLE_CHECK(buffer.ok());
-  backend.CopyToDevice(buffer->data(), values.data(), values.size() * sizeof(float));
-  return *std::move(buffer);
+  auto buffer = backend.Allocate(values.size() * sizeof(float)).value();
+  backend.CopyToDevice(buffer.data(), values.data(), values.size() * sizeof(float));
+  return std::move(buffer);
 }
 
 }  // namespace
@@ -42,9 +41,7 @@ RandomModel::RandomModel(Backend& backend, const WeightFormat& format, int64_t m
   const int64_t hidden = config_.hidden;
   const auto pack = [&](int64_t n) {
     const RandomMatrix matrix = MakeRandomMatrix(format, n, hidden, seed++);
-    auto packed = backend_.Pack(matrix.source);
-    TREADLE_CHECK(packed.ok());
-    return *std::move(packed);
+    return backend_.Pack(matrix.source).value();
   };
   embedding_ = pack(kVocab);
   const int64_t kv = kKvHeads * config_.head_dim;

@@ -7,11 +7,11 @@
 
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <string>
 #include <system_error>
 
 #include "base/status.h"
+#include "tests/support/whole_file.h"
 
 namespace treadle {
 
@@ -34,10 +34,7 @@ class TestFolder {
     return *this / name;
   }
   // The bytes of a file; "" if it is not there.
-  std::string Read(const std::string& name) const {
-    std::ifstream file(*this / name, std::ios::binary);
-    return {std::istreambuf_iterator<char>(file), {}};
-  }
+  std::string Read(const std::string& name) const { return ReadWhole(*this / name); }
   // A new folder in it.
   std::string Folder(const std::string& name) const {
     std::filesystem::create_directories(*this / name);

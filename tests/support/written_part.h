@@ -5,21 +5,17 @@
 
 #include <cstdlib>
 #include <fstream>
-#include <iterator>
 #include <string>
 
-namespace treadle {
+#include "tests/support/whole_file.h"
 
-inline std::string FileText(const std::string& path) {
-  std::ifstream file(path);
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-}
+namespace treadle {
 
 // The part of a file between the first `begin` and the next `end` is `part`, or is written: with
 // TREADLE_WRITE_CHART=1, which `make chart-flags` sets.
 inline void ExpectPart(const std::string& path, const std::string& begin, const std::string& end,
                        const std::string& part) {
-  std::string text = FileText(path);
+  std::string text = ReadWhole(path);
   const size_t first = text.find(begin);
   ASSERT_NE(first, std::string::npos) << path << " has no " << begin;
   const size_t from = first + begin.size();

@@ -7,6 +7,7 @@
 
 #include <cmath>
 
+#include "tests/support/assert_ok.h"
 #include "tests/support/oracles.h"
 #include "tests/support/test_folder.h"
 
@@ -20,14 +21,13 @@ TEST(AdamW, IsPytorchs) {
   ThreadPool pool(2);
   std::vector<float> values = Floats(oracle["begin"]);
   const size_t tensors[] = {3, 4};
-  const auto adam = AdamW::Create(options, tensors, OwnFolder().path(), pool);
-  ASSERT_TRUE(adam.ok()) << adam.status();
+  ASSERT_OK_AND_ASSIGN(const auto adam, AdamW::Create(options, tensors, OwnFolder().path(), pool));
   for (int64_t step = 0; step < 10; ++step) {
     EXPECT_NEAR(LearningRateAt(options, step), oracle["rates"][step].get<double>(), 1e-12) << step;
     const std::vector<float> given = Floats(oracle["given"][step]);
     double squares = 0;
     for (const float g : given) squares += double{g} * g;
-    EXPECT_DOUBLE_EQ((*adam)->Step(step, values, given), std::sqrt(squares));
+    EXPECT_DOUBLE_EQ(adam->Step(step, values, given), std::sqrt(squares));
   }
   const std::vector<float> end = Floats(oracle["end"]);
   for (size_t i = 0; i < end.size(); ++i) EXPECT_NEAR(values[i], end[i], 1e-6) << i;
@@ -53,9 +53,8 @@ TEST(AdamW, OfEightBitsIsThatOfBitsandbytes) {
   std::vector<float> first;
   for (const int threads : {1, 3}) {
     ThreadPool pool(threads);
-    const auto adam = AdamW::Create(options, sizes, OwnFolder().path(), pool);
-    ASSERT_TRUE(adam.ok()) << adam.status();
-    EXPECT_EQ((*adam)->moments().size(), 2 * sizes[0] + 2 * 17 * 4 + 2 * sizes[1] * 4);
+    ASSERT_OK_AND_ASSIGN(const auto adam, AdamW::Create(options, sizes, OwnFolder().path(), pool));
+    EXPECT_EQ(adam->moments().size(), 2 * sizes[0] + 2 * 17 * 4 + 2 * sizes[1] * 4);
     std::vector<float> values, gradients(sizes[0] + sizes[1]);
     for (const size_t size : sizes) {
       for (size_t i = 0; i < size; ++i) values.push_back(Wave(i, 1));
@@ -67,13 +66,13 @@ TEST(AdamW, OfEightBitsIsThatOfBitsandbytes) {
         gradients[at] =
             static_cast<float>(std::sin(static_cast<double>(i) * 0.7 + step * 0.37) * size);
       }
-      (*adam)->Step(step, values, gradients);
+      adam->Step(step, values, gradients);
     }
     if (!first.empty()) {
       EXPECT_EQ(values, first);
     }
     first = values;
-    const auto codes = (*adam)->moments().subspan(2 * 17 * 4);
+    const auto codes = adam->moments().subspan(2 * 17 * 4);
     int64_t others = 0, count = 0;
     for (size_t moment = 0; moment < 2; ++moment) {
       const auto expected = oracle["codes"][moment].get<std::vector<int>>();

@@ -6,6 +6,7 @@
 
 #include "base/status.h"
 #include "models/text/tokenizer.h"
+#include "tests/support/assert_ok.h"
 #include "tests/support/test_folder.h"
 #include "tests/support/tiny_model.h"
 
@@ -17,9 +18,8 @@ using ::testing::HasSubstr;
 class ExamplesTest : public testing::Test {
  protected:
   void SetUp() override {
-    const auto path = WriteTinyLlamaGguf(OwnFolder().path(), {});
-    ASSERT_TRUE(path.ok());
-    checkpoint_ = *Checkpoint::Open(*path);
+    ASSERT_OK_AND_ASSIGN(const auto path, WriteTinyLlamaGguf(OwnFolder().path(), {}));
+    checkpoint_ = *Checkpoint::Open(path);
     tokenizer_ = *Tokenizer::Create(*checkpoint_->tokenizer());
   }
   absl::StatusOr<Examples> Read(const std::string& lines, const ExampleOptions& options = {}) {
@@ -41,35 +41,32 @@ class ExamplesTest : public testing::Test {
 };
 
 TEST_F(ExamplesTest, CountsWhatIsToBeLearnt) {
-  const auto read = Read(R"({"prompt": "one and ", "completion": "two"})"
-                         "\n\n"
-                         R"({"text": "all of it"})"
-                         "\n");
-  ASSERT_TRUE(read.ok()) << read.status();
-  ASSERT_EQ(read->examples.size(), 2u);
-  EXPECT_EQ(Counted(read->examples[0]), "two<|im_end|>");
-  EXPECT_THAT(Counted(read->examples[0], true), HasSubstr("one and two<|im_end|>"));
-  EXPECT_THAT(Counted(read->examples[1]), HasSubstr("all of it<|im_end|>"));
-  EXPECT_EQ(read->cut, 0);
+  ASSERT_OK_AND_ASSIGN(const auto read, Read(R"({"prompt": "one and ", "completion": "two"})"
+                                             "\n\n"
+                                             R"({"text": "all of it"})"
+                                             "\n"));
+  ASSERT_EQ(read.examples.size(), 2u);
+  EXPECT_EQ(Counted(read.examples[0]), "two<|im_end|>");
+  EXPECT_THAT(Counted(read.examples[0], true), HasSubstr("one and two<|im_end|>"));
+  EXPECT_THAT(Counted(read.examples[1]), HasSubstr("all of it<|im_end|>"));
+  EXPECT_EQ(read.cut, 0);
 }
 
 TEST_F(ExamplesTest, CountsAnswersOfTheAssistant) {
   const std::string line =
       R"({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"},)"
       R"( {"role": "user", "content": "<|im_end|>?"}, {"role": "assistant", "content": "Hu"}]})";
-  const auto read = Read(line);
-  ASSERT_TRUE(read.ok()) << read.status();
-  EXPECT_EQ(Counted(read->examples[0]), "Ho<|im_end|>\nHu<|im_end|>\n");
+  ASSERT_OK_AND_ASSIGN(const auto read, Read(line));
+  EXPECT_EQ(Counted(read.examples[0]), "Ho<|im_end|>\nHu<|im_end|>\n");
   const auto all = Read(line, {.train_on_prompt = true});
   EXPECT_EQ(Counted(all->examples[0]), Counted(all->examples[0], true));
   EXPECT_THAT(Counted(all->examples[0]), HasSubstr("<|im_start|>user\nHi<|im_end|>"));
 }
 
 TEST_F(ExamplesTest, CutsLongOnes) {
-  const auto read = Read(R"({"text": "0123456789"})", {.max_length = 6});
-  ASSERT_TRUE(read.ok()) << read.status();
-  EXPECT_EQ(read->examples[0].tokens.size(), 6u);
-  EXPECT_EQ(read->cut, 1);
+  ASSERT_OK_AND_ASSIGN(const auto read, Read(R"({"text": "0123456789"})", {.max_length = 6}));
+  EXPECT_EQ(read.examples[0].tokens.size(), 6u);
+  EXPECT_EQ(read.cut, 1);
 }
 
 TEST_F(ExamplesTest, NamesTheLineThatIsBroken) {

@@ -84,9 +84,7 @@ class GradientTest : public testing::TestWithParam<Device> {
     source.data = reinterpret_cast<const std::byte*>(values.data());
     source.n = std::ssize(values) / cols;
     source.k = cols;
-    auto packed = tape_->Pack(source);
-    TREADLE_CHECK(packed.ok());
-    return *std::move(packed);
+    return tape_->Pack(source).value();
   }
 
   const Json oracles_ = ReadOracles("training_oracles.json");

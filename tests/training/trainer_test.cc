@@ -19,10 +19,12 @@
 #include "kernels/formats/quantize.h"
 #include "models/adapters/adapter_file.h"
 #include "models/checkpoints/huggingface/safetensors.h"
+#include "tests/support/assert_ok.h"
 #include "tests/support/identifier.h"
 #include "tests/support/oracles.h"
 #include "tests/support/test_folder.h"
 #include "tests/support/tiny_model.h"
+#include "tests/support/whole_file.h"
 
 namespace treadle {
 namespace {
@@ -63,12 +65,11 @@ TrainingOptions SmallRun(int64_t steps) {
 
 std::unique_ptr<Trainer> MakeTrainer(const std::string& path, const TrainingOptions& options,
                                      std::vector<Example> examples = {}) {
-  const auto checkpoint = Checkpoint::Open(path);
-  TREADLE_CHECK(checkpoint.ok());
+  const auto checkpoint = Checkpoint::Open(path).value();
   if (examples.empty()) {
-    examples = RuledExamples(options.optimizer.steps, (*checkpoint)->config().vocab);
+    examples = RuledExamples(options.optimizer.steps, checkpoint->config().vocab);
   }
-  auto trainer = Trainer::Create(**checkpoint, std::move(examples), options, OwnFolder().path());
+  auto trainer = Trainer::Create(*checkpoint, std::move(examples), options, OwnFolder().path());
   EXPECT_TRUE(trainer.ok()) << trainer.status();
   TREADLE_CHECK(trainer.ok());
   return *std::move(trainer);
@@ -102,9 +103,8 @@ TEST_P(LossTest, IsPytorchs) {
   }
   adapter.Refresh();
   for (size_t step = 0; step < losses.size(); ++step) {
-    const auto report = trainer->Step();
-    ASSERT_TRUE(report.ok()) << report.status();
-    EXPECT_NEAR(report->loss, losses[step], 0.01 * losses[step]) << "step " << step;
+    ASSERT_OK_AND_ASSIGN(const auto report, trainer->Step());
+    EXPECT_NEAR(report.loss, losses[step], 0.01 * losses[step]) << "step " << step;
   }
 }
 
@@ -137,9 +137,8 @@ TEST_P(SoftPromptTest, HasPeftsGradientAndLosses) {
   }
   adapter.Refresh();
   for (size_t step = 0; step < losses.size(); ++step) {
-    const auto report = trainer->Step();
-    ASSERT_TRUE(report.ok()) << report.status();
-    EXPECT_NEAR(report->loss, losses[step], 0.01 * losses[step]) << "step " << step;
+    ASSERT_OK_AND_ASSIGN(const auto report, trainer->Step());
+    EXPECT_NEAR(report.loss, losses[step], 0.01 * losses[step]) << "step " << step;
     if (step > 0) continue;
     const std::vector<float> gradient = Floats(GetParam()["gradient"]);
     ASSERT_EQ(gradient.size(), adapter.gradients().size());
@@ -149,7 +148,7 @@ TEST_P(SoftPromptTest, HasPeftsGradientAndLosses) {
       apart = std::max(apart, std::abs(double{gradient[i]} - double{adapter.gradients()[i]}));
     }
     EXPECT_LE(apart, 1e-5 * largest);
-    EXPECT_NEAR(report->loss, GetParam()["loss"].get<double>(), 1e-5 * report->loss);
+    EXPECT_NEAR(report.loss, GetParam()["loss"].get<double>(), 1e-5 * report.loss);
   }
 }
 
@@ -163,10 +162,9 @@ TEST(Trainer, ASoftPromptBeginsAsTokens) {
     const auto values = trainer->adapter().values();
     return std::vector<float>(values.begin(), values.end());
   };
-  const auto checkpoint = Checkpoint::Open(ModelPath("gemma3"));
-  ASSERT_TRUE(checkpoint.ok());
-  const std::vector<float> table = DecodeVector(*(*checkpoint)->Find("model.embed_tokens.weight"));
-  const auto hidden = static_cast<size_t>((*checkpoint)->config().hidden);
+  ASSERT_OK_AND_ASSIGN(const auto checkpoint, Checkpoint::Open(ModelPath("gemma3")));
+  const std::vector<float> table = DecodeVector(*checkpoint->Find("model.embed_tokens.weight"));
+  const auto hidden = static_cast<size_t>(checkpoint->config().hidden);
   const std::vector<float> text = begin("gemma3", {7, 9, 11, 130}, 0);
   for (size_t row = 0; row < 6; ++row) {
     const size_t token = std::vector<size_t>{7, 9, 11, 130, 7, 9}[row];
@@ -186,10 +184,9 @@ TEST(Trainer, ASoftPromptIsWrittenForPeftAndServed) {
   const std::string folder = OwnFolder().Folder("prompt");
   ASSERT_TRUE(trainer->adapter().Write(folder, "base").ok());
   const auto checkpoint = Checkpoint::Open(ModelPath("granite"));
-  const auto read = AdapterFile::Open(folder, (*checkpoint)->config());
-  ASSERT_TRUE(read.ok()) << read.status();
-  EXPECT_EQ((*read)->virtual_tokens(), 6);
-  EXPECT_EQ(DecodeVector((*read)->soft_prompt()), values);
+  ASSERT_OK_AND_ASSIGN(const auto read, AdapterFile::Open(folder, (*checkpoint)->config()));
+  EXPECT_EQ(read->virtual_tokens(), 6);
+  EXPECT_EQ(DecodeVector(read->soft_prompt()), values);
 }
 
 // A uniform in +-1 / sqrt(k): the mean of k A^2 is 1/3, for 5,000 numbers to within 5 %. B zeros.
@@ -247,27 +244,25 @@ TEST(Trainer, GoesOnBitForBitFromACheckpoint) {
 TEST(Trainer, LearnsAsFastWithMomentsOfEightBits) {
   TinyModelOptions tiny;
   tiny.hidden = tiny.ffn_hidden = 256;
-  const auto model = WriteTinyLlamaGguf(OwnFolder().Folder("eight"), tiny);
-  ASSERT_TRUE(model.ok());
+  ASSERT_OK_AND_ASSIGN(const auto model, WriteTinyLlamaGguf(OwnFolder().Folder("eight"), tiny));
   TrainingOptions options = SmallRun(50);
   options.lora.rank = 16;
   options.optimizer.learning_rate = 0.002;
   std::vector<double> losses;
   for (const bool eight_bit : {false, true}) {
     options.optimizer.eight_bit = eight_bit;
-    const auto trainer = MakeTrainer(*model, options, RuledExamples(2, 64));  // again and again
+    const auto trainer = MakeTrainer(model, options, RuledExamples(2, 64));  // again and again
     const std::string file = OwnFolder() / "eight-checkpoint";
     for (int64_t step = 0; step < 50; ++step) {
-      const auto report = trainer->Step();
-      ASSERT_TRUE(report.ok()) << report.status();
+      ASSERT_OK_AND_ASSIGN(const auto report, trainer->Step());
       if (!eight_bit) {
-        losses.push_back(report->loss);
+        losses.push_back(report.loss);
       } else {
-        EXPECT_NEAR(report->loss, losses[static_cast<size_t>(step)], 0.01 * report->loss) << step;
+        EXPECT_NEAR(report.loss, losses[static_cast<size_t>(step)], 0.01 * report.loss) << step;
       }
       if (step == 24) ASSERT_TRUE(trainer->WriteCheckpoint(file).ok());
     }
-    const auto resumed = MakeTrainer(*model, options, RuledExamples(2, 64));
+    const auto resumed = MakeTrainer(model, options, RuledExamples(2, 64));
     ASSERT_TRUE(resumed->Resume(file).ok());
     const auto values = trainer->adapter().values();
     EXPECT_EQ(ValuesAfter(*resumed, 25), std::vector<float>(values.begin(), values.end()));
@@ -275,22 +270,21 @@ TEST(Trainer, LearnsAsFastWithMomentsOfEightBits) {
   EXPECT_LT(losses.back(), 0.95 * losses.front());
   options.optimizer.eight_bit = false;
   EXPECT_THAT(
-      std::string(MakeTrainer(*model, options)->Resume(OwnFolder() / "eight-checkpoint").message()),
+      std::string(MakeTrainer(model, options)->Resume(OwnFolder() / "eight-checkpoint").message()),
       HasSubstr("another optimizer: \"adamw8bit\", now it is \"adamw\""));
 }
 
 TEST(Trainer, HasTheSameBitsOnAnyNumberOfThreads) {
   TinyModelOptions tiny;
   tiny.format = "q4_1";
-  const auto model = WriteTinyLlamaGguf(OwnFolder().Folder("threads"), tiny);
-  ASSERT_TRUE(model.ok());
+  ASSERT_OK_AND_ASSIGN(const auto model, WriteTinyLlamaGguf(OwnFolder().Folder("threads"), tiny));
   TrainingOptions options = SmallRun(3);
   options.accumulation = 2;
-  const std::vector<float> one = ValuesAfter(*MakeTrainer(*model, options), 3);
+  const std::vector<float> one = ValuesAfter(*MakeTrainer(model, options), 3);
   options.threads = 3;
-  EXPECT_EQ(ValuesAfter(*MakeTrainer(*model, options), 3), one);
+  EXPECT_EQ(ValuesAfter(*MakeTrainer(model, options), 3), one);
   options.seed = 1;
-  EXPECT_NE(ValuesAfter(*MakeTrainer(*model, options), 3), one);
+  EXPECT_NE(ValuesAfter(*MakeTrainer(model, options), 3), one);
 }
 
 TEST(Trainer, HasTheSameBitsOnEveryInstructionSet) {
@@ -331,16 +325,14 @@ void ExpectOwnGradient(const std::string& path, TrainingOptions options, double 
     }
   }
   adapter.Refresh();
-  const auto before = trainer->Step();
-  ASSERT_TRUE(before.ok()) << before.status();
-  const double norm = before->gradient_norm, step = distance / norm;
+  ASSERT_OK_AND_ASSIGN(const auto before, trainer->Step());
+  const double norm = before.gradient_norm, step = distance / norm;
   for (size_t i = 0; i < adapter.values().size(); ++i) {
     adapter.values()[i] -= static_cast<float>(step) * adapter.gradients()[i];
   }
   adapter.Refresh();
-  const auto after = trainer->Step();
-  ASSERT_TRUE(after.ok()) << after.status();
-  EXPECT_NEAR((before->loss - after->loss) / (step * norm * norm), 1, 0.05) << norm;
+  ASSERT_OK_AND_ASSIGN(const auto after, trainer->Step());
+  EXPECT_NEAR((before.loss - after.loss) / (step * norm * norm), 1, 0.05) << norm;
 }
 
 class BaseFormatTest : public testing::TestWithParam<const char*> {};
@@ -353,11 +345,11 @@ INSTANTIATE_TEST_SUITE_P(Formats, BaseFormatTest,
 TEST_P(BaseFormatTest, HasTheGradientOfItsOwnLoss) {
   TinyModelOptions tiny;
   tiny.hidden = tiny.ffn_hidden = 256;  // whole blocks of any format
-  const auto path = WriteTinyLlamaGguf(OwnFolder().Folder(Identifier(GetParam())), tiny);
-  ASSERT_TRUE(path.ok());
+  ASSERT_OK_AND_ASSIGN(const auto path,
+                       WriteTinyLlamaGguf(OwnFolder().Folder(Identifier(GetParam())), tiny));
   TrainingOptions options = SmallRun(1);
   options.weights = *WeightPlan::Parse(GetParam());
-  ExpectOwnGradient(*path, options);
+  ExpectOwnGradient(path, options);
 }
 
 // Every family that is let in.
@@ -365,11 +357,10 @@ TEST(Trainer, HasTheGradientOfEachFamily) {
   std::set<std::string> families, prompts;
   for (const auto& entry : std::filesystem::directory_iterator(ModelPath(""))) {
     if (!entry.is_directory()) continue;
-    const auto checkpoint = Checkpoint::Open(entry.path());
-    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-    if (!CheckTrainable(**checkpoint, {}).ok()) continue;
+    ASSERT_OK_AND_ASSIGN(const auto checkpoint, Checkpoint::Open(entry.path()));
+    if (!CheckTrainable(*checkpoint, {}).ok()) continue;
     SCOPED_TRACE(entry.path());
-    families.insert((*checkpoint)->config().architecture);
+    families.insert(checkpoint->config().architecture);
     ExpectOwnGradient(entry.path(), SmallRun(1));
   }
   for (const auto& entry : std::filesystem::directory_iterator(ModelPath(""))) {
@@ -403,22 +394,19 @@ TEST(Trainer, WritesTheFolderThatPeftReads) {
     const std::string out = OwnFolder().Folder(path == *gguf ? "from-gguf" : "from-folder");
     ASSERT_TRUE(trainer->adapter().Write(out, "base").ok());
     EXPECT_FALSE(trainer->adapter().Write(out, "base").ok()) << "over what is there";
-    std::ifstream file(out + "/adapter_model.safetensors", std::ios::binary);
-    to->assign(std::istreambuf_iterator<char>(file), {});
-    std::ifstream config(out + "/adapter_config.json");
-    const Json json = Json::parse(config);
+    *to = ReadWhole(out + "/adapter_model.safetensors");
+    const Json json = Json::parse(std::ifstream(out + "/adapter_config.json"));
     EXPECT_EQ(json["r"], 4);
     EXPECT_EQ(json["lora_alpha"], 8);
     EXPECT_EQ(json["target_modules"],
               Json({"down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"}));
     const auto mapped = MappedFile::Open(out + "/adapter_model.safetensors");
-    const auto entries = ReadSafetensors(**mapped);
-    ASSERT_TRUE(entries.ok());
-    EXPECT_EQ(entries->size(), 2u * 7u * 2u);
-    const auto found = std::ranges::find(
-        *entries, "base_model.model.model.layers.1.self_attn.k_proj.lora_B.weight",
-        &SafetensorsEntry::name);
-    ASSERT_NE(found, entries->end());
+    ASSERT_OK_AND_ASSIGN(const auto entries, ReadSafetensors(**mapped));
+    EXPECT_EQ(entries.size(), 2u * 7u * 2u);
+    const auto found =
+        std::ranges::find(entries, "base_model.model.model.layers.1.self_attn.k_proj.lora_B.weight",
+                          &SafetensorsEntry::name);
+    ASSERT_NE(found, entries.end());
     EXPECT_EQ(found->shape, (std::vector<int64_t>{32, 4}));
   }
   EXPECT_EQ(written[0], written[1]);
@@ -426,9 +414,8 @@ TEST(Trainer, WritesTheFolderThatPeftReads) {
 
 TEST(Trainer, RefusesByName) {
   const auto refusal = [](const std::string& model, const std::string& targets = "q,v") {
-    const auto checkpoint = Checkpoint::Open(ModelPath(model));
-    TREADLE_CHECK(checkpoint.ok());
-    return std::string(CheckTrainable(**checkpoint, {.targets = targets}).message());
+    const auto checkpoint = Checkpoint::Open(ModelPath(model)).value();
+    return std::string(CheckTrainable(*checkpoint, {.targets = targets}).message());
   };
   EXPECT_EQ(refusal("qwen3"), "");
   EXPECT_THAT(refusal("gpt2"), HasSubstr("gpt2 models, which have a layer without gradients"));

@@ -6,11 +6,11 @@
 #include <optional>
 #include <utility>
 
+#include "base/background.h"
 #include "base/status.h"
 #include "base/sync.h"
 #include "engine/plan/plan_messages.h"
 #include "engine/remote/adapter_messages.h"
-#include "engine/remote/background.h"
 #include "engine/remote/control.pb.h"
 #include "engine/remote/host_delay.h"
 #include "engine/remote/received_checkpoint.h"

@@ -20,9 +20,9 @@
 #include <string>
 #include <vector>
 
+#include "base/background.h"
 #include "base/sync.h"
 #include "engine/choices.h"
-#include "engine/remote/background.h"
 #include "engine/remote/control_streams.h"
 #include "engine/stage_ranks.h"
 #include "kernels/collectives/rendezvous.h"

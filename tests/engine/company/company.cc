@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/engine/engine_runner.h"
+#include "tests/support/assert_ok.h"
 #include "tests/support/ranks/one_rank.h"
 
 namespace treadle {
@@ -80,9 +81,9 @@ void ExpectCompanyDoesNotMatter(const RankFactory& rank, const LocalEngineOption
        .seed = seed},
       requests);
   {
-    auto engine = OneRankEngine(std::move(engine_backend), std::move(engine_model), options);
-    ASSERT_TRUE(engine.ok()) << engine.status();
-    EngineRunner(*std::move(engine)).RunAll(driver);
+    ASSERT_OK_AND_ASSIGN(
+        auto engine, OneRankEngine(std::move(engine_backend), std::move(engine_model), options));
+    EngineRunner(std::move(engine)).RunAll(driver);
   }
   EXPECT_EQ(driver.free_pages(), options.kv_pages);
 

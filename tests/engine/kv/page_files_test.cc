@@ -30,9 +30,7 @@ PageFiles::Options OptionsOf(const std::string& folder) {
 }
 
 std::unique_ptr<PageFiles> Open(const PageFiles::Options& options) {
-  auto files = PageFiles::Open(options);
-  TREADLE_CHECK(files.ok());
-  return *std::move(files);
+  return PageFiles::Open(options).value();
 }
 
 void Await(PageFiles& files) {

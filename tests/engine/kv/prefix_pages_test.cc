@@ -8,6 +8,7 @@
 #include "engine/kv/kv_slot_manager.h"
 #include "engine/kv/prefix_index.h"
 #include "kernels/op_cases/random.h"
+#include "tests/support/assert_ok.h"
 #include "tests/support/test_folder.h"
 
 namespace treadle {
@@ -97,20 +98,19 @@ TEST(PrefixPages, WhatIsHeldIsNotReservedAgain) {
 // somebody took its page before.
 TEST(PrefixPages, WhatIsKeptGoesToFiles) {
   const TestFolder folder;
-  const auto files = PageFiles::Open({.folder = folder.path(),
-                                      .max_bytes = 1 << 20,
-                                      .model = "m",
-                                      .contents = "c",
-                                      .page_size = kPage,
-                                      .page_bytes = 8});
-  ASSERT_TRUE(files.ok()) << files.status();
-  KvSlotManager manager(4, {.page_size = kPage}, 4, nullptr, files->get());
+  ASSERT_OK_AND_ASSIGN(const auto files, PageFiles::Open({.folder = folder.path(),
+                                                          .max_bytes = 1 << 20,
+                                                          .model = "m",
+                                                          .contents = "c",
+                                                          .page_size = kPage,
+                                                          .page_bytes = 8}));
+  KvSlotManager manager(4, {.page_size = kPage}, 4, nullptr, files.get());
   const auto stores = [&] {
     IterationPlan plan;
     std::vector<int32_t> firsts;
     for (PageName& name : manager.AddStores(plan)) {
       firsts.push_back(name.ids[0]);
-      (*files)->Store(std::move(name), PageBytes(8));
+      files->Store(std::move(name), PageBytes(8));
     }
     EXPECT_THAT(plan.page_stores, SizeIs(firsts.size()));
     return firsts;

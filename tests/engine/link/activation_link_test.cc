@@ -13,6 +13,7 @@
 
 #include "kernels/reference/reference_backend.h"
 #include "tests/engine/link/link_pipeline.h"
+#include "tests/support/assert_ok.h"
 #include "tests/support/ranks/ranks.h"
 #include "tests/support/ranks/thread_links.h"
 
@@ -161,9 +162,8 @@ TEST(ActivationLink, OneIterationMayBeBegunBeforeAnotherIsSent) {
   std::vector<Tensor> begun;
   const auto send = [&](uint64_t iteration) {
     ASSERT_TRUE((*sender)->Send(kEpoch, iteration, begun[iteration]).ok());
-    const auto received = (*receiver)->Receive(kEpoch, iteration, 2);
-    ASSERT_TRUE(received.ok()) << received.status();
-    EXPECT_EQ(received->Row<float>(1)[kHidden - 1], static_cast<float>(iteration));
+    ASSERT_OK_AND_ASSIGN(const auto received, (*receiver)->Receive(kEpoch, iteration, 2));
+    EXPECT_EQ(received.Row<float>(1)[kHidden - 1], static_cast<float>(iteration));
   };
   for (uint64_t i = 0; i < kIterations; ++i) {
     begun.push_back((*sender)->Receive(kEpoch, i, 2).value());
@@ -180,12 +180,11 @@ TEST(ActivationLink, F32IsNotCopied) {
   const std::unique_ptr<Backend> backend = CreateReferenceBackend();
   auto link =
       ActivationLink::Create(*backend, std::move(ranks[0]), LinkOptions(0, 2, WireType::kF32));
-  const auto hidden = (*link)->Receive(kEpoch, 0, 2);
-  ASSERT_TRUE(hidden.ok());
-  hidden->Row<float>(0)[0] = 1;
-  ASSERT_TRUE((*link)->Send(kEpoch, 0, *hidden).ok());
+  ASSERT_OK_AND_ASSIGN(const auto hidden, (*link)->Receive(kEpoch, 0, 2));
+  hidden.Row<float>(0)[0] = 1;
+  ASSERT_TRUE((*link)->Send(kEpoch, 0, hidden).ok());
   // The transfer reads the buffer when its receiver comes: a change in between shows there.
-  hidden->Row<float>(0)[0] = 2;
+  hidden.Row<float>(0)[0] = 2;
   std::vector<std::byte> message(header + 2 * kHidden * sizeof(float));
   const auto transfer = ranks[1]->Recv(message.data(), message.size(), 0);
   ASSERT_TRUE(ranks[1]->Wait(*transfer).ok());

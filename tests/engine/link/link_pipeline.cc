@@ -134,10 +134,10 @@ void ExpectAllReceived(const std::vector<Outcome>& outcomes, const PipelineCase&
 CommunicatorPtr JoinGloo(int stage, int stages, const RendezvousFolder& folder,
                          milliseconds timeout) {
   FolderRendezvous rendezvous(folder.path());
-  auto communicator = CreateGlooCommunicator(
-      {.rank = stage, .size = stages, .data_interface = "lo", .timeout = timeout}, rendezvous);
-  TREADLE_CHECK(communicator.ok());
-  return std::move(*communicator);
+  return CreateGlooCommunicator(
+             {.rank = stage, .size = stages, .data_interface = "lo", .timeout = timeout},
+             rendezvous)
+      .value();
 }
 
 void AttendAll(int stage, int stages, const RendezvousFolder& folder) {

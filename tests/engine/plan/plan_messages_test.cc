@@ -14,6 +14,7 @@
 
 #include "engine/plan/plan.pb.h"
 #include "tests/engine/plan_builder.h"
+#include "tests/support/assert_ok.h"
 
 namespace treadle {
 namespace {
@@ -297,13 +298,12 @@ TEST(PlanMessages, MasksSurvive) {
   ASSERT_TRUE(read.ParseFromString(message.SerializeAsString()));
   EXPECT_EQ(read.epoch(), 5u);
   EXPECT_EQ(read.iteration(), 7u);
-  const auto back = DecodeMasks(read);
-  ASSERT_TRUE(back.ok());
-  ASSERT_EQ(back->size(), 2u);
+  ASSERT_OK_AND_ASSIGN(const auto back, DecodeMasks(read));
+  ASSERT_EQ(back.size(), 2u);
   for (size_t i = 0; i < masks.size(); ++i) {
-    EXPECT_EQ((*back)[i].step, masks[i].step);
-    EXPECT_EQ((*back)[i].output, masks[i].output);
-    EXPECT_EQ((*back)[i].allowed, masks[i].allowed);
+    EXPECT_EQ(back[i].step, masks[i].step);
+    EXPECT_EQ(back[i].output, masks[i].output);
+    EXPECT_EQ(back[i].allowed, masks[i].allowed);
   }
 }
 

@@ -17,6 +17,7 @@
 #include "tests/engine/company/company.h"
 #include "tests/engine/engine_runner.h"
 #include "tests/engine/plan_builder.h"
+#include "tests/support/assert_ok.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {
@@ -27,13 +28,11 @@ constexpr int64_t kBatchTokens = 64, kPageSize = 16, kPages = 48;
 std::vector<StageRanks::Rank> LoadRanksOf(const RecordedRun& run, LayerRange layers,
                                           const WrapBackend& wrap = {}, OpCheck* check = nullptr,
                                           int stage = 0) {
-  auto checkpoint = Checkpoint::Open(run.model);
-  TREADLE_CHECK(checkpoint.ok());
+  auto checkpoint = Checkpoint::Open(run.model).value();
   std::vector<StageRanks::Rank> ranks;
   for (int rank = 0; rank < run.ranks; ++rank) {
-    auto cpu = CreateCpuBackend({.threads = 1, .compute = run.compute});
-    TREADLE_CHECK(cpu.ok());
-    std::unique_ptr<Backend> backend = wrap ? wrap(*std::move(cpu)) : *std::move(cpu);
+    auto cpu = CreateCpuBackend({.threads = 1, .compute = run.compute}).value();
+    std::unique_ptr<Backend> backend = wrap ? wrap(std::move(cpu)) : std::move(cpu);
     CheckedRank checked;
     if (check != nullptr) {
       checked = CheckOps(std::move(backend), run.compute, *check, stage, rank);
@@ -44,12 +43,11 @@ std::vector<StageRanks::Rank> LoadRanksOf(const RecordedRun& run, LayerRange lay
     load.shard = {rank, run.ranks};
     load.max_batch_tokens = kBatchTokens;
     load.threads = 1;
-    auto model = Model::Load(**checkpoint, *backend, load);
-    TREADLE_CHECK(model.ok());
+    auto model = Model::Load(*checkpoint, *backend, load).value();
     if (check != nullptr) {
-      (*model)->ObserveLayers([at = checked.check](int64_t layer) { at->AtLayer(layer); });
+      model->ObserveLayers([at = checked.check](int64_t layer) { at->AtLayer(layer); });
     }
-    ranks.push_back({std::move(backend), *std::move(model)});
+    ranks.push_back({std::move(backend), std::move(model)});
   }
   return ranks;
 }
@@ -80,12 +78,10 @@ RecordedRun NewRun(const std::string& name, const char* architecture, const char
   TinyModelOptions options;
   options.layers = 4;
   options.format = format;
-  auto written = WriteTinyGguf(*FindArchitecture(architecture), folder, options);
-  TREADLE_CHECK(written.ok());
-  const auto checkpoint = Checkpoint::Open(*written);
-  TREADLE_CHECK(checkpoint.ok());
-  const auto paging = KvPaging::Of((*checkpoint)->config(), kPageSize, kBatchTokens);
-  return {.model = *written,
+  auto written = WriteTinyGguf(*FindArchitecture(architecture), folder, options).value();
+  const auto checkpoint = Checkpoint::Open(written).value();
+  const auto paging = KvPaging::Of(checkpoint->config(), kPageSize, kBatchTokens);
+  return {.model = written,
           .file = folder + "/recording",
           .paging = paging,
           .pages = {paging.whole ? kPages : 0, paging.ring > 0 ? kPages : 0}};
@@ -93,10 +89,9 @@ RecordedRun NewRun(const std::string& name, const char* architecture, const char
 
 void RecordRequests(RecordedRun& run, std::unique_ptr<Engine> engine, int epochs) {
   const bool one_plan_each = engine->stages() > 1;
-  auto recording = Recording::Open(run.Options());
-  ASSERT_TRUE(recording.ok()) << recording.status();
-  EngineRunner runner(Recording::Wrap(*recording, std::move(engine)));
-  recording->reset();
+  ASSERT_OK_AND_ASSIGN(auto recording, Recording::Open(run.Options()));
+  EngineRunner runner(Recording::Wrap(recording, std::move(engine)));
+  recording.reset();
   for (int epoch = 0; epoch < epochs; ++epoch) {
     if (epoch > 0) runner.engine().Restart();
     runner.WaitForRoom();
@@ -127,14 +122,8 @@ void RecordLocal(RecordedRun& run, int epochs) {
                              .page_size = kPageSize,
                              .kv_pages = run.pages,
                              .kv_dtype = DType::kF32};
-  auto engine = LocalEngine::Create(LoadRanksOf(run, {0, 4}), options);
-  ASSERT_TRUE(engine.ok()) << engine.status();
-  RecordRequests(run, *std::move(engine), epochs);
-}
-
-std::string ReadWhole(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
+  ASSERT_OK_AND_ASSIGN(auto engine, LocalEngine::Create(LoadRanksOf(run, {0, 4}), options));
+  RecordRequests(run, std::move(engine), epochs);
 }
 
 std::unique_ptr<ReplayStages> StagesFor(const RecordedRun& run, const RecordingSummary& summary,
@@ -150,9 +139,7 @@ std::unique_ptr<ReplayStages> StagesFor(const RecordedRun& run, const RecordingS
   options.ranks.kv = {
       .page_size = kPageSize, .num_pages = summary.pages_used, .dtype = DType::kF32};
   options.wire = wire;
-  auto made = ReplayStages::Create(std::move(stages), options);
-  TREADLE_CHECK(made.ok());
-  return *std::move(made);
+  return ReplayStages::Create(std::move(stages), options).value();
 }
 
 absl::StatusOr<ReplayReport> ReplayAll(const RecordedRun& run, const std::string& recording,
@@ -166,13 +153,11 @@ std::string Changed(const std::string& recording,
                     const std::function<bool(record::Entry& entry)>& change) {
   const std::string path = testing::TempDir() + Str("changed-", getpid());
   {
-    auto writer = RecordFileWriter::Create(path);
-    TREADLE_CHECK(writer.ok());
-    auto reader = RecordReader::Open(recording);
-    TREADLE_CHECK(reader.ok());
+    auto writer = RecordFileWriter::Create(path).value();
+    auto reader = RecordReader::Open(recording).value();
     record::Entry entry;
-    while (*reader->Next(entry)) {
-      if (change(entry)) TREADLE_CHECK(writer->Append(entry.SerializeAsString()).ok());
+    while (*reader.Next(entry)) {
+      if (change(entry)) TREADLE_CHECK(writer.Append(entry.SerializeAsString()).ok());
     }
   }
   return ReadWhole(path);

@@ -11,6 +11,7 @@
 #include "engine/record/replay.h"
 #include "engine/stage_ranks.h"
 #include "kernels/backend.h"
+#include "tests/support/whole_file.h"
 
 namespace treadle {
 
@@ -44,8 +45,6 @@ RecordedRun NewRun(const std::string& name, const char* architecture = "llama",
 void RecordRequests(RecordedRun& run, std::unique_ptr<Engine> engine, int epochs = 1);
 // The same through an engine of this process.
 void RecordLocal(RecordedRun& run, int epochs = 1);
-
-std::string ReadWhole(const std::string& path);
 
 using WrapBackend = std::function<std::unique_ptr<Backend>(std::unique_ptr<Backend>)>;
 // As the recording says, on CPUs that may be wrapped, and whose ops may be checked.

@@ -20,6 +20,7 @@
 #include "tests/engine/engine_runner.h"
 #include "tests/engine/plan_builder.h"
 #include "tests/engine/record/recorded_run.h"
+#include "tests/support/assert_ok.h"
 #include "tests/support/ranks/remote_cluster.h"
 
 namespace treadle {
@@ -73,27 +74,24 @@ TEST(Replay, APipelineOfWorkersIsIdenticalInOneProcess) {
     cluster.stages = 2;
     cluster.engine.tensor_parallel = 2;
     cluster.engine.wire = wire;
-    auto started = StartThreadCluster(cluster);
-    ASSERT_TRUE(started.ok()) << started.status();
-    RecordRequests(run, std::move(started->engine), /*epochs=*/3);
+    ASSERT_OK_AND_ASSIGN(auto started, StartThreadCluster(cluster));
+    RecordRequests(run, std::move(started.engine), /*epochs=*/3);
     const std::string recording = ReadWhole(run.file);
-    const auto summary = Summarize(recording);
-    ASSERT_TRUE(summary.ok()) << summary.status();
-    EXPECT_EQ(summary->epoch_ends.size(), 2u);
-    EXPECT_GE(summary->unanswered, 2);
-    EXPECT_EQ(summary->last->epoch, 3u);
-    ASSERT_EQ(summary->epochs.size(), 3u);
+    ASSERT_OK_AND_ASSIGN(const auto summary, Summarize(recording));
+    EXPECT_EQ(summary.epoch_ends.size(), 2u);
+    EXPECT_GE(summary.unanswered, 2);
+    EXPECT_EQ(summary.last->epoch, 3u);
+    ASSERT_EQ(summary.epochs.size(), 3u);
     int64_t iterations = 0;
-    for (const auto& [epoch, range] : summary->epochs) {
+    for (const auto& [epoch, range] : summary.epochs) {
       EXPECT_EQ(range.first, 0u) << epoch;
       iterations += static_cast<int64_t>(range.last) + 1;
     }
-    EXPECT_EQ(iterations, summary->iterations);
+    EXPECT_EQ(iterations, summary.iterations);
     ExpectIdentical(ReplayAll(run, recording, wire));
     if (wire == WireType::kF32) continue;
-    const auto unrounded = ReplayAll(run, recording, WireType::kF32);
-    ASSERT_TRUE(unrounded.ok()) << unrounded.status();
-    EXPECT_TRUE(unrounded->difference);
+    ASSERT_OK_AND_ASSIGN(const auto unrounded, ReplayAll(run, recording, WireType::kF32));
+    EXPECT_TRUE(unrounded.difference);
   }
 }
 
@@ -101,11 +99,9 @@ TEST(Replay, MasksAreRunAgain) {
   RecordedRun run = NewRun("masks");
   run.requests = 0;
   RecordLocal(run);  // nothing, but a header
-  auto recording = Recording::Open(run.Options());
-  ASSERT_TRUE(recording.ok());
-  const auto summary = Summarize(ReadWhole(run.file));
-  ASSERT_TRUE(summary.ok()) << summary.status();
-  RecordingSummary with_pages = *summary;
+  ASSERT_OK_AND_ASSIGN(auto recording, Recording::Open(run.Options()));
+  ASSERT_OK_AND_ASSIGN(const auto summary, Summarize(ReadWhole(run.file)));
+  RecordingSummary with_pages = summary;
   with_pages.pages_used = 4;
   const auto stages = StagesFor(run, with_pages);
   ASSERT_TRUE(stages->BeginEpoch().ok());
@@ -116,18 +112,16 @@ TEST(Replay, MasksAreRunAgain) {
     if (i == 0) plan.starts.push_back(StartOf(1, 3, {0}));
     OutputMask mask{.step = 0, .output = 0, .allowed = std::vector<uint32_t>(words)};
     mask.allowed[1] = uint32_t{1} << (8 + i + 1);  // token 40 + i + 1 alone
-    (*recording)->Masks(1, i, {mask});
-    (*recording)->Plan(plan);
-    const auto result = stages->Run(plan, {mask});
-    ASSERT_TRUE(result.ok()) << result.status();
-    EXPECT_EQ(result->steps[0].token(), 40 + i + 1);
-    (*recording)->Result(*result);
+    recording->Masks(1, i, {mask});
+    recording->Plan(plan);
+    ASSERT_OK_AND_ASSIGN(const auto result, stages->Run(plan, {mask}));
+    EXPECT_EQ(result.steps[0].token(), 40 + i + 1);
+    recording->Result(result);
   }
-  recording->reset();
-  const auto report = ReplayAll(run, ReadWhole(run.file));
-  ASSERT_TRUE(report.ok()) << report.status();
-  EXPECT_FALSE(report->difference);
-  EXPECT_EQ(report->tokens, 6);
+  recording.reset();
+  ASSERT_OK_AND_ASSIGN(const auto report, ReplayAll(run, ReadWhole(run.file)));
+  EXPECT_FALSE(report.difference);
+  EXPECT_EQ(report.tokens, 6);
 }
 
 TEST(Replay, AChangedTokenIsFoundWhereItIs) {
@@ -151,19 +145,17 @@ TEST(Replay, AChangedTokenIsFoundWhereItIs) {
       }
       return true;
     });
-    const auto report = ReplayAll(run, changed);
-    ASSERT_TRUE(report.ok()) << report.status();
-    ASSERT_TRUE(report->difference);
-    EXPECT_EQ(report->difference->at.epoch, 1u);
-    EXPECT_EQ(report->difference->at.iteration, changed_in);
-    EXPECT_EQ(report->difference->step, step);
-    EXPECT_EQ(report->difference->what, Str("token is ", was, ", recorded ", was ^ 1));
+    ASSERT_OK_AND_ASSIGN(const auto report, ReplayAll(run, changed));
+    ASSERT_TRUE(report.difference);
+    EXPECT_EQ(report.difference->at.epoch, 1u);
+    EXPECT_EQ(report.difference->at.iteration, changed_in);
+    EXPECT_EQ(report.difference->step, step);
+    EXPECT_EQ(report.difference->what, Str("token is ", was, ", recorded ", was ^ 1));
     ReplayOptions before;
     before.until = RecordedPlace{1, changed_in - 1};
-    const auto until = ReplayAll(run, changed, WireType::kF32, before);
-    ASSERT_TRUE(until.ok());
-    EXPECT_FALSE(until->difference);
-    EXPECT_EQ(until->iterations, static_cast<int64_t>(changed_in));
+    ASSERT_OK_AND_ASSIGN(const auto until, ReplayAll(run, changed, WireType::kF32, before));
+    EXPECT_FALSE(until.difference);
+    EXPECT_EQ(until.iterations, static_cast<int64_t>(changed_in));
   }
 }
 
@@ -184,15 +176,13 @@ TEST(Replay, AChangedBitOfALogProbabilityIsFound) {
     return true;
   });
   ASSERT_TRUE(done);
-  const auto report = ReplayAll(run, changed);
-  ASSERT_TRUE(report.ok()) << report.status();
-  ASSERT_TRUE(report->difference);
-  EXPECT_THAT(report->difference->what, HasSubstr("log probability of"));
+  ASSERT_OK_AND_ASSIGN(const auto report, ReplayAll(run, changed));
+  ASSERT_TRUE(report.difference);
+  EXPECT_THAT(report.difference->what, HasSubstr("log probability of"));
   ReplayOptions other_machine;
   other_machine.tolerance = 1e-3f;
-  const auto tolerant = ReplayAll(run, changed, WireType::kF32, other_machine);
-  ASSERT_TRUE(tolerant.ok());
-  EXPECT_FALSE(tolerant->difference);
+  ASSERT_OK_AND_ASSIGN(const auto tolerant, ReplayAll(run, changed, WireType::kF32, other_machine));
+  EXPECT_FALSE(tolerant.difference);
 }
 
 TEST(Replay, AnyBeginningOfAFileIsCleanAndAnyChangedByteIsFound) {
@@ -200,9 +190,8 @@ TEST(Replay, AnyBeginningOfAFileIsCleanAndAnyChangedByteIsFound) {
   run.requests = 2;
   RecordLocal(run);
   std::string recording = ReadWhole(run.file);
-  const auto whole = Summarize(recording);
-  ASSERT_TRUE(whole.ok());
-  EXPECT_EQ(whole->end, "the server ended");
+  ASSERT_OK_AND_ASSIGN(const auto whole, Summarize(recording));
+  EXPECT_EQ(whole.end, "the server ended");
   int64_t iterations = 0;
   for (size_t bytes = 0; bytes < recording.size(); ++bytes) {
     const auto summary = Summarize(std::string_view(recording).substr(0, bytes));
@@ -215,7 +204,7 @@ TEST(Replay, AnyBeginningOfAFileIsCleanAndAnyChangedByteIsFound) {
     EXPECT_EQ(summary->end, "");
     iterations = summary->iterations;
   }
-  EXPECT_EQ(iterations, whole->iterations);
+  EXPECT_EQ(iterations, whole.iterations);
   ExpectIdentical(ReplayAll(run, recording.substr(0, recording.size() - 1)));
   for (size_t i = 0; i < recording.size(); ++i) {
     recording[i] = static_cast<char>(recording[i] ^ 4);
@@ -234,13 +223,12 @@ bool BeginsAtABranch(const std::string& recording) {
   bool begins = false;
   Changed(recording, [&](const record::Entry& entry) {
     if (!entry.has_plan()) return true;
-    const auto plan = DecodePlan(entry.plan());
-    TREADLE_CHECK(plan.ok());
-    for (const SequenceId released : plan->releases) rings.erase(released);
-    for (const SequenceStart& start : plan->starts) {
+    const auto plan = DecodePlan(entry.plan()).value();
+    for (const SequenceId released : plan.releases) rings.erase(released);
+    for (const SequenceStart& start : plan.starts) {
       rings[start.sequence] = start.pages[PageKind::kWindow];
     }
-    for (const PageCopy& copy : plan->page_copies[PageKind::kWindow]) {
+    for (const PageCopy& copy : plan.page_copies[PageKind::kWindow]) {
       const bool own = std::ranges::any_of(
           rings, [&](const auto& ring) { return std::ranges::count(ring.second, copy.to) > 0; });
       begins |= own && kept.contains(copy.from);
@@ -301,10 +289,10 @@ TEST(RecordWriter, WhatIsUnderWayGoesOnInTheNextFile) {
   EncodeResult(ResultOf(1, 0, 1, 1), *result.mutable_result());
   filler.set_ledger(std::string(900, ' '));
   {
-    auto writer = RecordWriter::Create(run.file, 1000, header.SerializeAsString());
-    ASSERT_TRUE(writer.ok()) << writer.status();
+    ASSERT_OK_AND_ASSIGN(auto writer,
+                         RecordWriter::Create(run.file, 1000, header.SerializeAsString()));
     for (const record::Entry* entry : {&plan, &other_plan, &masks, &result, &filler}) {
-      ASSERT_TRUE(writer->Write(entry->SerializeAsString()).ok());
+      ASSERT_TRUE(writer.Write(entry->SerializeAsString()).ok());
     }
   }
   std::string cases;
@@ -376,9 +364,8 @@ TEST(Recording, AFullQueueEndsItAndNotTheService) {
   run.queue_bytes = 200;
   RecordLocal(run);
   EXPECT_EQ(run.ended.size(), 1u);
-  const auto summary = Summarize(ReadWhole(run.file));
-  ASSERT_TRUE(summary.ok()) << summary.status();
-  EXPECT_THAT(summary->end, HasSubstr("queue is full"));
+  ASSERT_OK_AND_ASSIGN(const auto summary, Summarize(ReadWhole(run.file)));
+  EXPECT_THAT(summary.end, HasSubstr("queue is full"));
 }
 
 TEST(Recording, AFullDiskEndsItAndNotTheService) {
@@ -395,10 +382,9 @@ TEST(Recording, AFullDiskEndsItAndNotTheService) {
   umount(disk.c_str());
   ASSERT_EQ(run.ended.size(), 1u);
   EXPECT_THAT(run.ended[0], HasSubstr("No space left"));
-  const auto summary = Summarize(recording);
-  ASSERT_TRUE(summary.ok()) << summary.status();
-  EXPECT_EQ(summary->cut_off, 0u);
-  EXPECT_THAT(summary->end, testing::AnyOf("", HasSubstr("No space left")));
+  ASSERT_OK_AND_ASSIGN(const auto summary, Summarize(recording));
+  EXPECT_EQ(summary.cut_off, 0u);
+  EXPECT_THAT(summary.end, testing::AnyOf("", HasSubstr("No space left")));
   ExpectIdentical(ReplayAll(run, recording));
 }
 
@@ -414,40 +400,36 @@ TEST(Recording, WhatWasThereBeforeIsKeptOnce) {
 TEST(Recording, ARequestIsDumpedByNumberAndByName) {
   RecordedRun run = NewRun("dump");
   {
-    auto recording = Recording::Open(run.Options());
-    ASSERT_TRUE(recording.ok());
+    ASSERT_OK_AND_ASSIGN(auto recording, Recording::Open(run.Options()));
     SequenceStart second = StartOf(6, 3, {0});
     second.candidate = 1;
-    (*recording)
-        ->Plan(PlanOf(1, 0)
-                   .Start(StartOf(5, 3, {0}))
-                   .Start(second)
-                   .Start(StartOf(7, 2, {1}))
-                   .Step(SampleOf(StepOf(5, 0, {11, 12, 13}), 0))
-                   .Step(SampleOf(StepOf(7, 0, {21, 22}))));
+    (recording)->Plan(PlanOf(1, 0)
+                          .Start(StartOf(5, 3, {0}))
+                          .Start(second)
+                          .Start(StartOf(7, 2, {1}))
+                          .Step(SampleOf(StepOf(5, 0, {11, 12, 13}), 0))
+                          .Step(SampleOf(StepOf(7, 0, {21, 22}))));
     IterationResult result = ResultOf(1, 0, 5, 14);
     result.steps[0].outputs[0].detail.logprob = -0.5f;
     result.steps.push_back(ResultOf(1, 0, 7, 23).steps[0]);
-    (*recording)->Result(result);
-    (*recording)
-        ->Ledger(R"({"epoch":1,"iteration":0,"arrivals":[{"request":3,"prompt_tokens":3}],)"
-                 R"("members":[{"request":3,"tokens":3},{"request":4,"tokens":2}],"ends":[]})");
-    (*recording)->EpochEnd(1, "a worker is lost");
-    (*recording)
-        ->Ledger(
-            R"({"epoch":2,"iteration":0,"members":[],"ends":[{"request":3,"request_id":"mine"}]})");
-    (*recording)->Ledger("not JSON");
+    recording->Result(result);
+    (recording)->Ledger(
+        R"({"epoch":1,"iteration":0,"arrivals":[{"request":3,"prompt_tokens":3}],)"
+        R"("members":[{"request":3,"tokens":3},{"request":4,"tokens":2}],"ends":[]})");
+    recording->EpochEnd(1, "a worker is lost");
+    (recording)->Ledger(
+        R"({"epoch":2,"iteration":0,"members":[],"ends":[{"request":3,"request_id":"mine"}]})");
+    recording->Ledger("not JSON");
   }
   const std::string recording = ReadWhole(run.file);
   for (const char* id : {"3", "mine"}) {
-    const auto dump = DumpRequest(recording, id);
-    ASSERT_TRUE(dump.ok()) << dump.status();
-    EXPECT_THAT(*dump, HasSubstr("arrived {\"request\":3"));
-    EXPECT_THAT(*dump, HasSubstr("candidate 1, prompt of 3 tokens"));
-    EXPECT_THAT(*dump, HasSubstr("tokens 11 12 13 -> 14 log probability -0.5"));
-    EXPECT_THAT(*dump, HasSubstr("epoch 1 ended: a worker is lost"));
-    EXPECT_THAT(*dump, HasSubstr("ended {\"request\":3"));
-    EXPECT_THAT(*dump, testing::Not(HasSubstr("21")));
+    ASSERT_OK_AND_ASSIGN(const auto dump, DumpRequest(recording, id));
+    EXPECT_THAT(dump, HasSubstr("arrived {\"request\":3"));
+    EXPECT_THAT(dump, HasSubstr("candidate 1, prompt of 3 tokens"));
+    EXPECT_THAT(dump, HasSubstr("tokens 11 12 13 -> 14 log probability -0.5"));
+    EXPECT_THAT(dump, HasSubstr("epoch 1 ended: a worker is lost"));
+    EXPECT_THAT(dump, HasSubstr("ended {\"request\":3"));
+    EXPECT_THAT(dump, testing::Not(HasSubstr("21")));
   }
   EXPECT_TRUE(absl::IsNotFound(DumpRequest(recording, "nobody").status()));
 }

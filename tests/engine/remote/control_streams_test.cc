@@ -11,6 +11,8 @@
 #include "engine/remote/control.grpc.pb.h"
 #include "engine/remote/control_secret.h"
 #include "tests/engine/remote/hostile_peers.h"
+#include "tests/support/assert_ok.h"
+#include "tests/support/in_time.h"
 #include "tests/support/ranks/remote_cluster.h"
 
 namespace treadle {
@@ -54,10 +56,9 @@ TEST(ControlSecrets, StrangersAreRefusedByEitherEnd) {
 TEST(ControlSecrets, AWorkerWantsTheProofItself) {
   WorkerOptions options = ClusterOptions::QuietWorker();
   options.credentials = Secret("a secret of sixteen");
-  const auto worker = Worker::Start(options);
-  ASSERT_TRUE(worker.ok()) << worker.status();
+  ASSERT_OK_AND_ASSIGN(const auto worker, Worker::Start(options));
   const auto stub = control::Control::NewStub(
-      grpc::CreateChannel((*worker)->address(), grpc::InsecureChannelCredentials()));
+      grpc::CreateChannel(worker->address(), grpc::InsecureChannelCredentials()));
   // Without a proof in its headers it is refused before it has sent a message; with one that it has
   // listened to, after the first.
   for (const bool overheard : {false, true}) {
@@ -184,10 +185,7 @@ TEST(ControlStreams, WhoTakesNothingIsNotListenedTo) {
     std::this_thread::sleep_for(std::chrono::seconds(2));
     EXPECT_LT(echo.heard, 100);  // 32 MiB of answers, and what the connection holds
   }
-  const auto late = std::chrono::steady_clock::now() + kPatience;
-  while (taken < kMessages && std::chrono::steady_clock::now() < late) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
+  ComesTrue([&] { return taken >= kMessages; });
   EXPECT_EQ(taken, kMessages);
   stream->Abort();
   closed.WaitForNotification();

@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <deque>
 #include <memory>
 #include <random>
 #include <string>
@@ -11,12 +10,10 @@
 #include <vector>
 
 #include "base/status.h"
-#include "base/sync.h"
 #include "engine/local_engine.h"
 #include "kernels/cpu/cpu_backend.h"
-#include "kernels/op_cases/instrumented.h"
 #include "models/checkpoints/checkpoint.h"
-#include "tests/engine/plan_driver.h"
+#include "tests/engine/engine_runner.h"
 #include "tests/support/ranks/one_rank.h"
 #include "tests/support/test_folder.h"
 #include "tests/support/tiny_model.h"
@@ -80,93 +77,6 @@ inline absl::StatusOr<std::unique_ptr<Engine>> MakeLocalEngine(
   options.depth = depth;
   return OneRankEngine(std::move(backend), std::move(loaded), options);
 }
-
-// The serving loop's side of an engine whose epochs may end. Every wait is bounded.
-class EngineClient {
- public:
-  explicit EngineClient(std::unique_ptr<Engine> engine) : engine_(std::move(engine)) {
-    const absl::Status started = engine_->Start([this] {
-      MutexLock lock(mutex_);
-      news_ = true;
-      changed_.NotifyAll();
-    });
-    TREADLE_CHECK(started.ok());
-  }
-
-  Engine& engine() { return *engine_; }
-
-  // Until `done`, or the epoch's error, or DeadlineExceeded.
-  template <typename Done>
-  absl::Status WaitUntil(Done done) {
-    // In short waits: a machine that stands still for a while costs one of them.
-    for (int waits = 0; !done(); ++waits) {
-      TREADLE_RETURN_IF_ERROR(engine_->status());
-      if (waits > 10'000) return absl::DeadlineExceededError("too much news, and nothing done");
-      if (!WaitForNews()) return absl::DeadlineExceededError("no news");
-    }
-    return absl::OkStatus();
-  }
-  absl::Status WaitForRoom() {
-    return WaitUntil([&] { return engine_->HasRoom(); });
-  }
-  // The epoch's error.
-  absl::Status WaitForError() {
-    return WaitUntil([] { return false; });
-  }
-  absl::StatusOr<IterationResult> Next() {
-    TREADLE_RETURN_IF_ERROR(WaitUntil([&] {
-      for (IterationResult& result : engine_->TakeResults()) ready_.push_back(std::move(result));
-      return !ready_.empty();
-    }));
-    IterationResult result = std::move(ready_.front());
-    ready_.pop_front();
-    return result;
-  }
-  // Runs the driver's requests to their end, or to the end of the epoch.
-  absl::Status Run(PlanDriver& driver) {
-    uint64_t submitted = 0;
-    uint64_t absorbed = 0;
-    TREADLE_RETURN_IF_ERROR(WaitForRoom());
-    while (!driver.Done() || absorbed < submitted) {
-      while (!driver.Done() && engine_->HasRoom()) {
-        engine_->Submit(driver.Next(engine_->epoch(), submitted++));
-      }
-      TREADLE_ASSIGN_OR_RETURN(const IterationResult result, Next());
-      driver.Absorb(result);
-      ++absorbed;
-    }
-    return absl::OkStatus();
-  }
-  // Begins epochs until one stands.
-  absl::Status Recover(int attempts = 20) {
-    absl::Status status;
-    for (int i = 0; i < attempts; ++i) {
-      ready_.clear();
-      engine_->Restart();
-      status = WaitForRoom();
-      if (status.ok()) return status;
-    }
-    return status;
-  }
-
- private:
-  bool WaitForNews() {
-    MutexLock lock(mutex_);
-    constexpr int kPatience = kInstrumented ? 600 : 30;  // seconds
-    for (int seconds = 0; !news_; ++seconds) {
-      if (seconds == kPatience) return false;
-      changed_.WaitUntil(mutex_, std::chrono::steady_clock::now() + std::chrono::seconds(1));
-    }
-    news_ = false;
-    return true;
-  }
-
-  Mutex mutex_;
-  CondVar changed_;
-  bool news_ ABSL_GUARDED_BY(mutex_) = false;
-  std::deque<IterationResult> ready_;
-  std::unique_ptr<Engine> engine_;  // last: its threads call wake until it is gone
-};
 
 // Differences between the answers of two drivers of the same requests, bit by bit; or nothing.
 inline std::string DifferentAnswers(const PlanDriver& a, const PlanDriver& b,

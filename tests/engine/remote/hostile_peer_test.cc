@@ -9,6 +9,7 @@
 #include "kernels/collectives/thread_communicator.h"
 #include "tests/engine/plan_builder.h"
 #include "tests/engine/remote/hostile_peers.h"
+#include "tests/support/assert_ok.h"
 #include "tests/support/ranks/remote_cluster.h"
 
 namespace treadle {
@@ -384,16 +385,14 @@ TEST(HostileWorkers, ResultsOfAnOldEpochAreDropped) {
     EncodeResult(result, *late.emplace().mutable_result());
     return late;
   };
-  auto engine = worker.Engine();
-  ASSERT_TRUE(engine.ok()) << engine.status();
-  EngineClient client(*std::move(engine));
+  ASSERT_OK_AND_ASSIGN(auto engine, worker.Engine());
+  EngineClient client(std::move(engine));
   ASSERT_EQ(client.Recover(), absl::OkStatus());
   client.engine().Submit(PlanOf(client.engine().epoch(), 0)
                              .Start(StartOf(1, 3, {0}))
                              .Step(SampleOf(StepOf(1, 0, {4, 5, 6}))));
-  const auto result = client.Next();
-  ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_EQ(result->steps[0].token(), 5);
+  ASSERT_OK_AND_ASSIGN(const auto result, client.Next());
+  EXPECT_EQ(result.steps[0].token(), 5);
   EXPECT_EQ(client.engine().status(), absl::OkStatus());
 }
 

@@ -6,6 +6,7 @@
 #include "engine/remote/worker/worker_epoch.h"
 #include "kernels/op_cases/instrumented.h"
 #include "tests/engine/remote/driven_requests.h"
+#include "tests/support/assert_ok.h"
 #include "tests/support/faults/faulty_communicator.h"
 #include "tests/support/ranks/remote_cluster.h"
 
@@ -34,14 +35,12 @@ TEST_P(DataPlaneFault, EndsTheEpochInTimeOrDoesNoHarm) {
     fault.bit = 12345;
     return std::make_unique<FaultyCommunicator>(*std::move(inner), FaultAt(4, fault));
   };
-  auto cluster = StartThreadCluster(options);
-  ASSERT_TRUE(cluster.ok()) << cluster.status();
-  EngineClient client(std::move(cluster->engine));
+  ASSERT_OK_AND_ASSIGN(auto cluster, StartThreadCluster(options));
+  EngineClient client(std::move(cluster.engine));
   const auto requests = SomeRequests(6, 2);
-  auto local = MakeLocalEngine(options.model, 1);
-  ASSERT_TRUE(local.ok());
+  ASSERT_OK_AND_ASSIGN(auto local, MakeLocalEngine(options.model, 1));
   PlanDriver expected(DriverOptions(3), requests);
-  ASSERT_EQ(EngineClient(*std::move(local)).Run(expected), absl::OkStatus());
+  ASSERT_EQ(EngineClient(std::move(local)).Run(expected), absl::OkStatus());
 
   PlanDriver driver(DriverOptions(4, 2), requests);
   const absl::Status first = client.Run(driver);

@@ -10,6 +10,7 @@
 #include "models/checkpoints/write/quantize_checkpoint.h"
 #include "tests/engine/plan_builder.h"
 #include "tests/engine/remote/driven_requests.h"
+#include "tests/support/assert_ok.h"
 #include "tests/support/ranks/remote_cluster.h"
 
 namespace treadle {
@@ -36,9 +37,8 @@ ClusterOptions TinyCluster(int stages) {
 void ExpectLocalAnswers(std::unique_ptr<Engine> remote, const std::string& model, uint32_t seed) {
   const auto requests = SomeRequests(10, seed);
   PlanDriver local_driver(DriverOptions(seed), requests);
-  auto local = MakeLocalEngine(model, 1);
-  ASSERT_TRUE(local.ok()) << local.status();
-  ASSERT_EQ(EngineClient(*std::move(local)).Run(local_driver), absl::OkStatus());
+  ASSERT_OK_AND_ASSIGN(auto local, MakeLocalEngine(model, 1));
+  ASSERT_EQ(EngineClient(std::move(local)).Run(local_driver), absl::OkStatus());
   PlanDriver remote_driver(DriverOptions(seed + 1, remote->stages()), requests);
   ASSERT_EQ(EngineClient(std::move(remote)).Run(remote_driver), absl::OkStatus());
   EXPECT_EQ(DifferentAnswers(local_driver, remote_driver, requests), "");
@@ -48,11 +48,10 @@ TEST(RemoteEngine, OneToFourStagesGiveLocalAnswersBitForBit) {
   for (int stages = 1; stages <= 4; ++stages) {
     SCOPED_TRACE(Str(stages, " stages"));
     const ClusterOptions options = TinyCluster(stages);
-    auto cluster = StartThreadCluster(options);
-    ASSERT_TRUE(cluster.ok()) << cluster.status();
-    EXPECT_EQ(cluster->engine->stages(), stages);
-    EXPECT_EQ(cluster->engine->kv_pages(), 64);
-    ExpectLocalAnswers(std::move(cluster->engine), options.model, 10 + stages);
+    ASSERT_OK_AND_ASSIGN(auto cluster, StartThreadCluster(options));
+    EXPECT_EQ(cluster.engine->stages(), stages);
+    EXPECT_EQ(cluster.engine->kv_pages(), 64);
+    ExpectLocalAnswers(std::move(cluster.engine), options.model, 10 + stages);
   }
 }
 
@@ -61,15 +60,14 @@ TEST(RemoteEngine, OneToFourStagesGiveLocalAnswersBitForBit) {
 TEST(RemoteEngine, WeightsFromTheMasterGiveLocalAnswersBitForBit) {
   ClusterOptions options = TinyCluster(2);
   options.engine.weights_from_master = true;
-  const auto folder = WriteTinyLlamaFolder(OwnFolder().path(), {});
-  ASSERT_TRUE(folder.ok());
+  ASSERT_OK_AND_ASSIGN(const auto folder, WriteTinyLlamaFolder(OwnFolder().path(), {}));
   const std::string nf4 = OwnFolder() / "tiny-nf4";
   std::filesystem::remove_all(nf4);
   QuantizeOptions quantize;
   quantize.weights = *WeightPlan::Parse("nf4");
   quantize.version = "test";
-  ASSERT_TRUE(QuantizeCheckpoint(*folder, nf4, quantize).ok());
-  for (const std::string& model : {options.model, *folder, nf4}) {
+  ASSERT_TRUE(QuantizeCheckpoint(folder, nf4, quantize).ok());
+  for (const std::string& model : {options.model, folder, nf4}) {
     options.model = model;
     auto cluster = StartThreadCluster(options);
     ASSERT_TRUE(cluster.ok()) << model << ": " << cluster.status();
@@ -85,10 +83,9 @@ TEST(RemoteEngine, WeightsFromTheMasterReachEveryRank) {
     ClusterOptions options = TinyCluster(2);
     options.engine.tensor_parallel = 2;
     options.engine.weights_from_master = from_master;
-    auto cluster = StartThreadCluster(options);
-    ASSERT_TRUE(cluster.ok()) << cluster.status();
+    ASSERT_OK_AND_ASSIGN(auto cluster, StartThreadCluster(options));
     drivers.push_back(std::make_unique<PlanDriver>(DriverOptions(7, 2), requests));
-    EngineClient client(std::move(cluster->engine));
+    EngineClient client(std::move(cluster.engine));
     ASSERT_EQ(client.Run(*drivers.back()), absl::OkStatus());
   }
   EXPECT_EQ(DifferentAnswers(*drivers[0], *drivers[1], requests), "");
@@ -97,9 +94,8 @@ TEST(RemoteEngine, WeightsFromTheMasterReachEveryRank) {
 TEST(RemoteEngine, UnixSocketsServeToo) {
   ClusterOptions options = TinyCluster(1);
   options.worker.listen = "unix:" + OwnFolder() / "worker.socket";
-  auto cluster = StartThreadCluster(options);
-  ASSERT_TRUE(cluster.ok()) << cluster.status();
-  ExpectLocalAnswers(std::move(cluster->engine), options.model, 4);
+  ASSERT_OK_AND_ASSIGN(auto cluster, StartThreadCluster(options));
+  ExpectLocalAnswers(std::move(cluster.engine), options.model, 4);
 }
 
 // Each stage split over two ranks: the placement of layers changes nothing.
@@ -109,10 +105,9 @@ TEST(RemoteEngine, TensorParallelStagesGiveTheAnswersOfOneSuchStage) {
   for (const int stages : {1, 2}) {
     ClusterOptions options = TinyCluster(stages);
     options.engine.tensor_parallel = 2;
-    auto cluster = StartThreadCluster(options);
-    ASSERT_TRUE(cluster.ok()) << cluster.status();
+    ASSERT_OK_AND_ASSIGN(auto cluster, StartThreadCluster(options));
     drivers.push_back(std::make_unique<PlanDriver>(DriverOptions(7, 2), requests));
-    EngineClient client(std::move(cluster->engine));
+    EngineClient client(std::move(cluster.engine));
     ASSERT_EQ(client.Run(*drivers.back()), absl::OkStatus());
   }
   EXPECT_EQ(DifferentAnswers(*drivers[0], *drivers[1], requests), "");
@@ -120,9 +115,8 @@ TEST(RemoteEngine, TensorParallelStagesGiveTheAnswersOfOneSuchStage) {
 
 TEST(RemoteEngine, WorkerProcessesGiveLocalAnswersBitForBit) {
   const ClusterOptions options = TinyCluster(2);
-  auto cluster = StartProcessCluster(options);
-  ASSERT_TRUE(cluster.ok()) << cluster.status();
-  ExpectLocalAnswers(std::move(cluster->engine), options.model, 3);
+  ASSERT_OK_AND_ASSIGN(auto cluster, StartProcessCluster(options));
+  ExpectLocalAnswers(std::move(cluster.engine), options.model, 3);
 }
 
 IterationPlan OneRequest(uint64_t epoch, uint64_t iteration, SequenceId id = 1) {
@@ -132,9 +126,8 @@ IterationPlan OneRequest(uint64_t epoch, uint64_t iteration, SequenceId id = 1) 
 }
 
 TEST(RemoteEngine, ABadPlanEndsTheEpochAndRestartRecovers) {
-  auto cluster = StartThreadCluster(TinyCluster(2));
-  ASSERT_TRUE(cluster.ok()) << cluster.status();
-  EngineClient client(std::move(cluster->engine));
+  ASSERT_OK_AND_ASSIGN(auto cluster, StartThreadCluster(TinyCluster(2)));
+  EngineClient client(std::move(cluster.engine));
   Engine& engine = client.engine();
   EXPECT_EQ(engine.depth(), 2);
   ASSERT_TRUE(engine.HasRoom());
@@ -155,9 +148,8 @@ TEST(RemoteEngine, ABadPlanEndsTheEpochAndRestartRecovers) {
 }
 
 TEST(RemoteEngine, RestartDropsWhatIsUnderWay) {
-  auto cluster = StartThreadCluster(TinyCluster(2));
-  ASSERT_TRUE(cluster.ok()) << cluster.status();
-  EngineClient client(std::move(cluster->engine));
+  ASSERT_OK_AND_ASSIGN(auto cluster, StartThreadCluster(TinyCluster(2)));
+  EngineClient client(std::move(cluster.engine));
   Engine& engine = client.engine();
   for (int i = 0; i < 20; ++i) {
     ASSERT_EQ(client.WaitForRoom(), absl::OkStatus());
@@ -168,15 +160,13 @@ TEST(RemoteEngine, RestartDropsWhatIsUnderWay) {
   }
   ASSERT_EQ(client.WaitForRoom(), absl::OkStatus());
   engine.Submit(OneRequest(engine.epoch(), 0));
-  const auto result = client.Next();
-  ASSERT_TRUE(result.ok());
-  EXPECT_EQ(result->epoch, engine.epoch());
+  ASSERT_OK_AND_ASSIGN(const auto result, client.Next());
+  EXPECT_EQ(result.epoch, engine.epoch());
 }
 
 TEST(RemoteEngine, TracesShowAllStagesAndRanks) {
-  auto cluster = StartThreadCluster(TinyCluster(2));
-  ASSERT_TRUE(cluster.ok()) << cluster.status();
-  EngineClient client(std::move(cluster->engine));
+  ASSERT_OK_AND_ASSIGN(auto cluster, StartThreadCluster(TinyCluster(2)));
+  EngineClient client(std::move(cluster.engine));
   client.engine().SetTracing(true);
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
   std::set<std::pair<int, std::string_view>> seen;
@@ -204,9 +194,8 @@ TEST(RemoteEngine, TracesShowAllStagesAndRanks) {
 TEST(RemoteEngine, LatePlansArriveBehindTheActivations) {
   ClusterOptions options = TinyCluster(2);
   options.engine.late_plans = true;
-  auto cluster = StartThreadCluster(options);
-  ASSERT_TRUE(cluster.ok()) << cluster.status();
-  EngineClient client(std::move(cluster->engine));
+  ASSERT_OK_AND_ASSIGN(auto cluster, StartThreadCluster(options));
+  EngineClient client(std::move(cluster.engine));
   client.engine().SetTracing(true);
   std::map<uint64_t, int64_t> sent, arrived;
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
@@ -237,9 +226,8 @@ TEST(RemoteEngine, PagesAreThoseOfTheTightestStage) {
   // A page of a layer: K and V, 16 slots, 2 heads of 16 floats.
   constexpr int64_t kPageOfALayer = 2 * 16 * 2 * 16 * 4;
   options.engine.kv_memory = 40 * kPageOfALayer;
-  auto cluster = StartThreadCluster(options);
-  ASSERT_TRUE(cluster.ok()) << cluster.status();
-  EXPECT_EQ(cluster->engine->kv_pages(), 20);
+  ASSERT_OK_AND_ASSIGN(auto cluster, StartThreadCluster(options));
+  EXPECT_EQ(cluster.engine->kv_pages(), 20);
   options.engine.kv_memory = 4 * kPageOfALayer;
   const absl::Status too_few = StartThreadCluster(options).status();
   EXPECT_EQ(too_few.code(), absl::StatusCode::kResourceExhausted);

@@ -6,6 +6,7 @@
 
 #include "kernels/op_cases/instrumented.h"
 #include "tests/engine/remote/driven_requests.h"
+#include "tests/support/assert_ok.h"
 #include "tests/support/faults/fault_proxy.h"
 #include "tests/support/ranks/remote_cluster.h"
 
@@ -74,9 +75,8 @@ class RemoteFault : public testing::TestWithParam<FaultCase> {
 
 TEST_P(RemoteFault, WhileServing) {
   proxied_ = GetParam().stage;
-  auto cluster = StartThreadCluster(options_);
-  ASSERT_TRUE(cluster.ok()) << cluster.status();
-  EngineClient client(std::move(cluster->engine));
+  ASSERT_OK_AND_ASSIGN(auto cluster, StartThreadCluster(options_));
+  EngineClient client(std::move(cluster.engine));
   proxy_->Inject(GetParam().fault);
   if (GetParam().fault.message == "heartbeat") {  // comes when it comes
     EXPECT_FALSE(client.WaitForError().ok());
@@ -137,9 +137,8 @@ class RemoteFaultAtRestart : public RemoteFault {};
 
 TEST_P(RemoteFaultAtRestart, EndsInTimeAndTheNextRestartRecovers) {
   proxied_ = GetParam().stage;
-  auto cluster = StartThreadCluster(options_);
-  ASSERT_TRUE(cluster.ok()) << cluster.status();
-  EngineClient client(std::move(cluster->engine));
+  ASSERT_OK_AND_ASSIGN(auto cluster, StartThreadCluster(options_));
+  EngineClient client(std::move(cluster.engine));
   proxy_->Inject(GetParam().fault);
   client.engine().Restart();
   const absl::Status formed = client.WaitForRoom();

@@ -17,6 +17,7 @@
 #include "kernels/op_cases/instrumented.h"
 #include "models/checkpoints/fingerprint.h"
 #include "tests/engine/remote/driven_requests.h"
+#include "tests/support/assert_ok.h"
 #include "tests/support/faults/fault_proxy.h"
 #include "tests/support/ranks/remote_cluster.h"
 
@@ -46,10 +47,9 @@ ClusterOptions TinyCluster(int stages) {
 // Runs requests to their end in one epoch, or in as many as it takes.
 void ExpectRightAnswers(EngineClient& client, const std::string& model) {
   const auto requests = SomeRequests(6, 2);
-  auto local = MakeLocalEngine(model, 1);
-  ASSERT_TRUE(local.ok());
+  ASSERT_OK_AND_ASSIGN(auto local, MakeLocalEngine(model, 1));
   PlanDriver expected(DriverOptions(3), requests);
-  ASSERT_EQ(EngineClient(*std::move(local)).Run(expected), absl::OkStatus());
+  ASSERT_EQ(EngineClient(std::move(local)).Run(expected), absl::OkStatus());
   for (uint32_t attempt = 0; attempt < 5; ++attempt) {
     if (attempt > 0) {
       ASSERT_EQ(client.Recover(), absl::OkStatus());
@@ -69,15 +69,14 @@ TEST(RemoteLoss, AKilledWorkerIsNamedAndItsSuccessorTakesOver) {
   for (const int victim : {0, 1}) {
     for (const int after : {0, 25}) {
       ClusterOptions options = TinyCluster(2);
-      auto cluster = StartProcessCluster(options);
-      ASSERT_TRUE(cluster.ok()) << cluster.status();
-      EngineClient client(std::move(cluster->engine));
-      const std::string address = cluster->workers[victim]->address();
+      ASSERT_OK_AND_ASSIGN(auto cluster, StartProcessCluster(options));
+      EngineClient client(std::move(cluster.engine));
+      const std::string address = cluster.workers[victim]->address();
       const auto requests = SomeRequests(40, 8);
       PlanDriver driver(DriverOptions(9, 2), requests);
       absl::Status error;
       for (uint64_t i = 0; error.ok() && i < 10000; ++i) {
-        if (static_cast<int>(i) == after) cluster->workers[victim]->Kill();
+        if (static_cast<int>(i) == after) cluster.workers[victim]->Kill();
         client.engine().Submit(driver.Next(1, i));
         const auto result = client.Next();
         error = result.status();
@@ -85,8 +84,8 @@ TEST(RemoteLoss, AKilledWorkerIsNamedAndItsSuccessorTakesOver) {
       }
       EXPECT_THAT(error.message(), HasSubstr(Str("stage ", victim, " (", address, ")")));
       EXPECT_FALSE(client.engine().HasRoom());
-      cluster->workers[victim] = std::make_unique<WorkerProcess>(address, options.model);
-      ASSERT_EQ(cluster->workers[victim]->address(), address);
+      cluster.workers[victim] = std::make_unique<WorkerProcess>(address, options.model);
+      ASSERT_EQ(cluster.workers[victim]->address(), address);
       ASSERT_EQ(client.Recover(), absl::OkStatus());
       ExpectRightAnswers(client, options.model);
     }
@@ -98,28 +97,25 @@ TEST(RemoteLoss, AWorkerKilledWhileLoadingIsNamed) {
   options.engine.weights_from_master = true;
   WorkerProcess worker("127.0.0.1:0", "");
   // Loading cannot end before the worker does.
-  auto proxy = FaultProxy::Start(worker.address());
-  ASSERT_TRUE(proxy.ok());
-  (*proxy)->Inject(
+  ASSERT_OK_AND_ASSIGN(auto proxy, FaultProxy::Start(worker.address()));
+  proxy->Inject(
       {MessageFault::Kind::kDrop, MessageFault::Where::kToWorker, "tensor", 3, milliseconds(0)});
-  auto engine = EngineOptionsFor(options, {(*proxy)->address()});
-  ASSERT_TRUE(engine.ok());
-  engine->progress = [&](double) { worker.Signal(SIGKILL); };
-  const absl::Status error = RemoteEngine::Create(*std::move(engine)).status();
-  EXPECT_THAT(error.message(), HasSubstr(Str("stage 0 (", (*proxy)->address(), ")")));
+  ASSERT_OK_AND_ASSIGN(auto engine, EngineOptionsFor(options, {proxy->address()}));
+  engine.progress = [&](double) { worker.Signal(SIGKILL); };
+  const absl::Status error = RemoteEngine::Create(std::move(engine)).status();
+  EXPECT_THAT(error.message(), HasSubstr(Str("stage 0 (", proxy->address(), ")")));
   EXPECT_THAT(error.message(), HasSubstr("lost while loading"));
 }
 
 TEST(RemoteLoss, AHungWorkerIsNamedWithinTheDeadline) {
   ClusterOptions options = TinyCluster(2);
-  auto cluster = StartProcessCluster(options);
-  ASSERT_TRUE(cluster.ok()) << cluster.status();
-  EngineClient client(std::move(cluster->engine));
-  cluster->workers[1]->Signal(SIGSTOP);
+  ASSERT_OK_AND_ASSIGN(auto cluster, StartProcessCluster(options));
+  EngineClient client(std::move(cluster.engine));
+  cluster.workers[1]->Signal(SIGSTOP);
   PlanDriver driver(DriverOptions(9, 2), SomeRequests(4, 8));
   const absl::Status error = client.Run(driver);
-  EXPECT_THAT(error.message(), HasSubstr(Str("stage 1 (", cluster->workers[1]->address(), ")")));
-  cluster->workers[1]->Signal(SIGCONT);
+  EXPECT_THAT(error.message(), HasSubstr(Str("stage 1 (", cluster.workers[1]->address(), ")")));
+  cluster.workers[1]->Signal(SIGCONT);
   ASSERT_EQ(client.Recover(), absl::OkStatus());
   ExpectRightAnswers(client, options.model);
 }
@@ -129,16 +125,15 @@ TEST(RemoteLoss, ASpareTakesThePlaceOfWhoIsLost) {
   ClusterOptions options = TinyCluster(2);
   const WorkerProcess spare("127.0.0.1:0", options.model);
   options.engine.spares = {spare.address()};
-  auto cluster = StartProcessCluster(options);
-  ASSERT_TRUE(cluster.ok()) << cluster.status();
-  EngineClient client(std::move(cluster->engine));
+  ASSERT_OK_AND_ASSIGN(auto cluster, StartProcessCluster(options));
+  EngineClient client(std::move(cluster.engine));
   ExpectRightAnswers(client, options.model);
-  const std::string lost = cluster->workers[1]->address();
-  cluster->workers[1]->Kill();
+  const std::string lost = cluster.workers[1]->address();
+  cluster.workers[1]->Kill();
   EXPECT_THAT(client.WaitForError().message(), HasSubstr(Str("stage 1 (", lost, ")")));
   ASSERT_EQ(client.Recover(), absl::OkStatus());
   ExpectRightAnswers(client, options.model);
-  cluster->workers[1] = std::make_unique<WorkerProcess>(lost, options.model);
+  cluster.workers[1] = std::make_unique<WorkerProcess>(lost, options.model);
   spare.Signal(SIGKILL);
   EXPECT_THAT(client.WaitForError().message(), HasSubstr(Str("stage 1 (", spare.address(), ")")));
   ASSERT_EQ(client.Recover(), absl::OkStatus());
@@ -148,17 +143,16 @@ TEST(RemoteLoss, ASpareTakesThePlaceOfWhoIsLost) {
 TEST(RemoteLoss, RestartWithoutTheWorkerSaysSoInTime) {
   ClusterOptions options = TinyCluster(2);
   options.engine.connect_deadline = milliseconds(3000);
-  auto cluster = StartProcessCluster(options);
-  ASSERT_TRUE(cluster.ok()) << cluster.status();
-  EngineClient client(std::move(cluster->engine));
-  const std::string address = cluster->workers[1]->address();
-  cluster->workers[1]->Kill();
+  ASSERT_OK_AND_ASSIGN(auto cluster, StartProcessCluster(options));
+  EngineClient client(std::move(cluster.engine));
+  const std::string address = cluster.workers[1]->address();
+  cluster.workers[1]->Kill();
   EXPECT_FALSE(client.WaitForError().ok());
   client.engine().Restart();
   const absl::Status error = client.WaitForRoom();
   EXPECT_THAT(error.message(),
               HasSubstr(Str("stage 1 (", address, "): not to be had within 3000")));
-  cluster->workers[1] = std::make_unique<WorkerProcess>(address, options.model);
+  cluster.workers[1] = std::make_unique<WorkerProcess>(address, options.model);
   ASSERT_EQ(client.Recover(), absl::OkStatus());
   ExpectRightAnswers(client, options.model);
 }
@@ -172,22 +166,18 @@ TEST(RemoteLoss, AWorkerKeepsItsWeightsForTheNextMaster) {
   options.worker.log = [&](const std::string& line) {
     if (line.starts_with("loading")) ++loads;
   };
-  auto worker = Worker::Start(options.worker);
-  ASSERT_TRUE(worker.ok());
+  ASSERT_OK_AND_ASSIGN(auto worker, Worker::Start(options.worker));
   for (int i = 0; i < 3; ++i) {
-    auto engine = EngineOptionsFor(options, {(*worker)->address()});
-    ASSERT_TRUE(engine.ok());
-    auto remote = RemoteEngine::Create(*std::move(engine));
-    ASSERT_TRUE(remote.ok()) << remote.status();
-    EngineClient client(*std::move(remote));
+    ASSERT_OK_AND_ASSIGN(auto engine, EngineOptionsFor(options, {worker->address()}));
+    ASSERT_OK_AND_ASSIGN(auto remote, RemoteEngine::Create(std::move(engine)));
+    EngineClient client(std::move(remote));
     ExpectRightAnswers(client, options.model);
   }
   EXPECT_EQ(loads, 1);
   options.engine.kv_pages = 32;  // another cache, made anew
-  auto engine = EngineOptionsFor(options, {(*worker)->address()});
-  auto remote = RemoteEngine::Create(*std::move(engine));
-  ASSERT_TRUE(remote.ok()) << remote.status();
-  EXPECT_EQ((*remote)->kv_pages(), 32);
+  auto engine = EngineOptionsFor(options, {worker->address()});
+  ASSERT_OK_AND_ASSIGN(auto remote, RemoteEngine::Create(*std::move(engine)));
+  EXPECT_EQ(remote->kv_pages(), 32);
   EXPECT_EQ(loads, 2);
 }
 
@@ -253,26 +243,25 @@ TEST(RemoteLoss, ASecondMasterIsRefusedUntilTheFirstIsGoneOrSilent) {
   options.worker.model_path = options.model;
   options.worker.version = options.engine.version = "test";
   options.engine.silence = milliseconds(300);
-  auto worker = Worker::Start(options.worker);
-  ASSERT_TRUE(worker.ok());
+  ASSERT_OK_AND_ASSIGN(auto worker, Worker::Start(options.worker));
   const auto attach = [&] {
-    auto engine = EngineOptionsFor(options, {(*worker)->address()});
+    auto engine = EngineOptionsFor(options, {worker->address()});
     return RemoteEngine::Create(*std::move(engine)).status();
   };
   {
-    SilentMaster patient((*worker)->address(), "test", std::chrono::seconds(60));
+    SilentMaster patient(worker->address(), "test", std::chrono::seconds(60));
     ASSERT_TRUE(patient.WaitUntilGreeted());
     const absl::Status refused = attach();
     EXPECT_EQ(refused.code(), absl::StatusCode::kAlreadyExists);
     EXPECT_THAT(refused.message(), HasSubstr("serves another master"));
-    EXPECT_THAT(refused.message(), HasSubstr((*worker)->address()));
+    EXPECT_THAT(refused.message(), HasSubstr(worker->address()));
   }
   options.engine.silence = milliseconds(3000);
   EXPECT_EQ(attach(), absl::OkStatus());
   // The master before may still be about to go.
   std::optional<SilentMaster> silent;
   for (int tries = 0; tries < 100; ++tries) {
-    silent.emplace((*worker)->address(), "test", milliseconds(200));
+    silent.emplace(worker->address(), "test", milliseconds(200));
     if (silent->WaitUntilGreeted()) break;
     std::this_thread::sleep_for(milliseconds(50));
   }
@@ -286,38 +275,33 @@ TEST(RemoteLoss, AWorkerDoesNotReadTheMastersOwnFilesForTheirSum) {
   ClusterOptions options = TinyCluster(1);
   options.worker.model_path = options.model;
   options.worker.version = "test";
-  const auto checkpoint = Checkpoint::Open(options.model);
-  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-  const auto sum = Fingerprint(**checkpoint);
-  ASSERT_TRUE(sum.ok()) << sum.status();
-  const std::string own = FilesHere(**checkpoint);
+  ASSERT_OK_AND_ASSIGN(const auto checkpoint, Checkpoint::Open(options.model));
+  ASSERT_OK_AND_ASSIGN(const auto sum, Fingerprint(*checkpoint));
+  const std::string own = FilesHere(*checkpoint);
   for (const std::string& files : {std::string(), own + "1", own}) {
-    auto worker = Worker::Start(options.worker);
-    ASSERT_TRUE(worker.ok()) << worker.status();
-    SilentMaster master((*worker)->address(), "test", std::chrono::seconds(60), files);
+    ASSERT_OK_AND_ASSIGN(auto worker, Worker::Start(options.worker));
+    SilentMaster master(worker->address(), "test", std::chrono::seconds(60), files);
     ASSERT_TRUE(master.WaitUntilGreeted());
-    EXPECT_EQ(master.fingerprint(), files == own ? "the master's sum" : *sum);
+    EXPECT_EQ(master.fingerprint(), files == own ? "the master's sum" : sum);
   }
 }
 
 // Plans of a stranger, or of an old epoch, do nothing.
 TEST(RemoteLoss, StrangersCannotFollow) {
   ClusterOptions options = TinyCluster(2);
-  auto cluster = StartThreadCluster(options);
-  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  ASSERT_OK_AND_ASSIGN(auto cluster, StartThreadCluster(options));
   Mutex mutex;
   CondVar changed;
   absl::Status status;
   bool closed = false;
-  auto stream =
-      OpenFollow(cluster->workers[1]->address(), {.message = [](control::FollowAnswer&) {},
-                                                  .closed =
-                                                      [&](const absl::Status& why) {
-                                                        MutexLock lock(mutex);
-                                                        status = why;
-                                                        closed = true;
-                                                        changed.NotifyAll();
-                                                      }});
+  auto stream = OpenFollow(cluster.workers[1]->address(), {.message = [](control::FollowAnswer&) {},
+                                                           .closed =
+                                                               [&](const absl::Status& why) {
+                                                                 MutexLock lock(mutex);
+                                                                 status = why;
+                                                                 closed = true;
+                                                                 changed.NotifyAll();
+                                                               }});
   control::FollowMessage plan;
   plan.mutable_plan()->set_epoch(1);
   stream->Send(std::move(plan));
@@ -332,7 +316,7 @@ TEST(RemoteLoss, StrangersCannotFollow) {
     }
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   }
-  EngineClient client(std::move(cluster->engine));
+  EngineClient client(std::move(cluster.engine));
   ExpectRightAnswers(client, options.model);
 }
 
@@ -386,9 +370,8 @@ TEST(RemoteLoss, GridsThatCannotBeAreRefused) {
   EXPECT_THAT(RemoteEngine::Create(*engine).status().message(), HasSubstr("no workers"));
 
   options.worker.model_path = options.model;
-  auto worker = Worker::Start(options.worker);
-  ASSERT_TRUE(worker.ok());
-  engine = EngineOptionsFor(options, {(*worker)->address()});
+  ASSERT_OK_AND_ASSIGN(auto worker, Worker::Start(options.worker));
+  engine = EngineOptionsFor(options, {worker->address()});
   engine->stages[0].weight_bytes = uint64_t{1} << 60;
   const absl::Status error = RemoteEngine::Create(*engine).status();
   EXPECT_EQ(error.code(), absl::StatusCode::kResourceExhausted);

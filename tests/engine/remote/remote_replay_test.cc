@@ -12,6 +12,7 @@
 #include "kernels/op_cases/instrumented.h"
 #include "tests/engine/plan_builder.h"
 #include "tests/engine/remote/driven_requests.h"
+#include "tests/support/assert_ok.h"
 #include "tests/support/ranks/remote_cluster.h"
 
 namespace treadle {
@@ -133,9 +134,8 @@ class RemoteReplay : public testing::TestWithParam<WireType> {};
 
 TEST_P(RemoteReplay, TheLostStageAloneComputesAgain) {
   const ClusterOptions options = ThreeStages(GetParam());
-  auto cluster = StartProcessCluster(options);
-  ASSERT_TRUE(cluster.ok()) << cluster.status();
-  EngineClient client(std::move(cluster->engine));
+  ASSERT_OK_AND_ASSIGN(auto cluster, StartProcessCluster(options));
+  EngineClient client(std::move(cluster.engine));
   EXPECT_GE(client.engine().replay_pages(), 10);
   TwoSequences sequences(client);
   ASSERT_EQ(sequences.Begin(), absl::OkStatus());
@@ -145,7 +145,7 @@ TEST_P(RemoteReplay, TheLostStageAloneComputesAgain) {
   for (const std::vector<int>& victims : losses) {
     ASSERT_EQ(client.Recover(), absl::OkStatus());
     ASSERT_EQ(sequences.Begin(), absl::OkStatus());
-    const StageRange lost = Replace(*cluster, client, options.model, victims);
+    const StageRange lost = Replace(cluster, client, options.model, victims);
     EXPECT_EQ(lost, (StageRange{victims.front(), victims.back() + 1}));
     ASSERT_EQ(sequences.Again(lost), absl::OkStatus()) << lost.begin;
     ASSERT_EQ(sequences.Decode(kRest), absl::OkStatus());
@@ -160,16 +160,15 @@ INSTANTIATE_TEST_SUITE_P(Wires, RemoteReplay,
 // Stages that a plan leaves out leave their caches as they are, and do not compute.
 TEST(RemoteReplay, StagesThatKeptTheirPagesDoNotRun) {
   const ClusterOptions options = ThreeStages(WireType::kF32);
-  auto cluster = StartProcessCluster(options);
-  ASSERT_TRUE(cluster.ok()) << cluster.status();
-  EngineClient client(std::move(cluster->engine));
+  ASSERT_OK_AND_ASSIGN(auto cluster, StartProcessCluster(options));
+  EngineClient client(std::move(cluster.engine));
   TwoSequences sequences(client);
   ASSERT_EQ(sequences.Begin(), absl::OkStatus());
   ASSERT_EQ(sequences.Decode(kRest), absl::OkStatus());
   const auto undisturbed = sequences.Take();
   ASSERT_EQ(client.Recover(), absl::OkStatus());
   ASSERT_EQ(sequences.Begin(), absl::OkStatus());
-  Replace(*cluster, client, options.model, {1});
+  Replace(cluster, client, options.model, {1});
   // Another stage than the lost one, which has nothing to give and says so: after an epoch or two
   // where the machine is so busy that one ends for another reason.
   std::string said;
@@ -191,9 +190,8 @@ TEST(RemoteReplay, StagesThatKeptTheirPagesDoNotRun) {
 TEST(RemoteReplay, WithoutALogTheStagesBeforeRunAgain) {
   ClusterOptions options = ThreeStages(WireType::kF32);
   options.engine.replay_log_memory = 0;
-  auto cluster = StartProcessCluster(options);
-  ASSERT_TRUE(cluster.ok()) << cluster.status();
-  EngineClient client(std::move(cluster->engine));
+  ASSERT_OK_AND_ASSIGN(auto cluster, StartProcessCluster(options));
+  EngineClient client(std::move(cluster.engine));
   EXPECT_EQ(client.engine().replay_pages(), 0);
   TwoSequences sequences(client);
   ASSERT_EQ(sequences.Begin(), absl::OkStatus());
@@ -201,7 +199,7 @@ TEST(RemoteReplay, WithoutALogTheStagesBeforeRunAgain) {
   const auto undisturbed = sequences.Take();
   ASSERT_EQ(client.Recover(), absl::OkStatus());
   ASSERT_EQ(sequences.Begin(), absl::OkStatus());
-  StageRange lost = Replace(*cluster, client, options.model, {1});
+  StageRange lost = Replace(cluster, client, options.model, {1});
   EXPECT_FALSE(sequences.Again(lost).ok());  // stage 0 has nothing to give
   ASSERT_EQ(client.Recover(), absl::OkStatus());
   lost.begin = 0;
@@ -231,10 +229,9 @@ class KeptMemories : public testing::Test {
       if (gate_shut_) return absl::InternalError("the gate is shut");
       return GlooPipeline("lo")(request, rendezvous);
     };
-    auto started = Worker::Start(worker);
-    ASSERT_TRUE(started.ok()) << started.status();
+    ASSERT_OK_AND_ASSIGN(auto started, Worker::Start(worker));
     workers_.resize(std::max<size_t>(workers_.size(), number + 1));
-    workers_[number] = *std::move(started);
+    workers_[number] = std::move(started);
   }
   // An engine of the first three; the fourth is a spare.
   std::unique_ptr<RemoteEngine> StartEngine() {
@@ -243,11 +240,8 @@ class KeptMemories : public testing::Test {
       StartWorker(number);
       addresses.push_back(workers_[number]->address());
     }
-    auto options = EngineOptionsFor(options_, addresses);
-    TREADLE_CHECK(options.ok());
-    auto engine = RemoteEngine::Create(*std::move(options));
-    TREADLE_CHECK(engine.ok());
-    return *std::move(engine);
+    auto options = EngineOptionsFor(options_, addresses).value();
+    return RemoteEngine::Create(std::move(options)).value();
   }
   // Its address.
   std::string Lose(int number) {
@@ -397,9 +391,8 @@ TEST(KeptMemory, HasWhatWasKeptForTheSame) {
 }
 
 TEST(RemoteReplay, APlanThatLeavesTheLastStageOutGivesNothing) {
-  auto cluster = StartProcessCluster(ThreeStages(WireType::kF32));
-  ASSERT_TRUE(cluster.ok()) << cluster.status();
-  EngineClient client(std::move(cluster->engine));
+  ASSERT_OK_AND_ASSIGN(auto cluster, StartProcessCluster(ThreeStages(WireType::kF32)));
+  EngineClient client(std::move(cluster.engine));
   ASSERT_EQ(client.WaitForRoom(), absl::OkStatus());
   client.engine().Submit(PlanOf()
                              .Stages({0, 2})

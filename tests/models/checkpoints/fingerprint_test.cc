@@ -8,6 +8,7 @@
 
 #include "base/sha256.h"
 #include "tests/models/checkpoints/scratch_checkpoint.h"
+#include "tests/support/assert_ok.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {
@@ -23,9 +24,8 @@ class FingerprintTest : public ScratchCheckpoint {
     return *WriteTinyLlamaGguf(folder_.path(), options);
   }
   static std::string Of(const std::string& path) {
-    const auto checkpoint = Checkpoint::Open(path);
-    TREADLE_CHECK(checkpoint.ok());
-    return Fingerprint(**checkpoint).value_or("none");
+    const auto checkpoint = Checkpoint::Open(path).value();
+    return Fingerprint(*checkpoint).value_or("none");
   }
   // Changes one bit and nothing that `ls -l` shows.
   static void FlipBit(const std::string& path, int64_t byte) {
@@ -70,11 +70,10 @@ TEST_F(FingerprintTest, OfAFolderIsOfWeightsAndConfiguration) {
 
 TEST_F(FingerprintTest, AFileThatWasReplacedMeanwhileIsNamed) {
   const std::string path = Write();
-  const auto checkpoint = Checkpoint::Open(path);
-  ASSERT_TRUE(checkpoint.ok());
+  ASSERT_OK_AND_ASSIGN(const auto checkpoint, Checkpoint::Open(path));
   std::filesystem::remove(path);
   Write(/*seed=*/2);
-  EXPECT_THAT(Fingerprint(**checkpoint).status().message(),
+  EXPECT_THAT(Fingerprint(*checkpoint).status().message(),
               HasSubstr(path + " was replaced or written to after it was opened"));
 }
 

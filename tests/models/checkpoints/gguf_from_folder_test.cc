@@ -18,6 +18,8 @@
 #include "models/text/tokenizer_json.h"
 #include "tests/models/checkpoints/quantize_case.h"
 #include "tests/models/checkpoints/safetensors_file.h"
+#include "tests/support/assert_ok.h"
+#include "tests/support/whole_file.h"
 
 namespace treadle {
 namespace {
@@ -118,9 +120,8 @@ TEST_F(GgufFromFolder, OfEveryKind) {
   ASSERT_TRUE(Make(scaled, Path("scaled.gguf"), "f32").ok());
   const std::vector<float> wanted = Logits(scaled, "f32"), found = Logits(Path("scaled.gguf"), "");
   ASSERT_EQ(found.size(), wanted.size());
-  const auto file = GgufFile::Read(Path("scaled.gguf"));
-  ASSERT_TRUE(file.ok()) << file.status();
-  EXPECT_EQ((*file)->tensors().back().name, "rope_freqs.weight");
+  ASSERT_OK_AND_ASSIGN(const auto file, GgufFile::Read(Path("scaled.gguf")));
+  EXPECT_EQ(file->tensors().back().name, "rope_freqs.weight");
   float largest = 0;
   for (const float logit : wanted) largest = std::max(largest, std::abs(logit));
   for (size_t i = 0; i < found.size(); ++i) ASSERT_NEAR(found[i], wanted[i], 1e-5 * largest) << i;
@@ -211,8 +212,7 @@ constexpr WithTower kWithTowers[] = {
 void WriteWithTower(const WithTower& row, const std::string& folder) {
   using Json = nlohmann::json;
   const auto read = [&](const char* file) {
-    std::ifstream in(Str(TREADLE_TESTDATA "/models/", row.model, "/", file), std::ios::binary);
-    return std::string(std::istreambuf_iterator<char>(in), {});
+    return ReadWhole(Str(TREADLE_TESTDATA "/models/", row.model, "/", file));
   };
   const std::string bytes = read("model.safetensors");
   uint64_t length = 0;
@@ -247,12 +247,11 @@ TEST_F(GgufFromFolder, AVisionTowerIsNamedAndLeftAside) {
     SCOPED_TRACE(row.model);
     const std::string in = Path(Str("with-tower-", row.type));
     WriteWithTower(row, in);
-    const auto checkpoint = Checkpoint::Open(in);
-    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-    ASSERT_EQ((*checkpoint)->left_aside().size(), 1u);
-    const std::string tower = (*checkpoint)->left_aside()[0];
+    ASSERT_OK_AND_ASSIGN(const auto checkpoint, Checkpoint::Open(in));
+    ASSERT_EQ(checkpoint->left_aside().size(), 1u);
+    const std::string tower = checkpoint->left_aside()[0];
     EXPECT_THAT(row.tower, HasSubstr(tower));
-    EXPECT_THAT(ReportText(Inspect(**checkpoint), {}), HasSubstr(tower + ": text alone is served"));
+    EXPECT_THAT(ReportText(Inspect(*checkpoint), {}), HasSubstr(tower + ": text alone is served"));
     EXPECT_EQ(Logits(in, "keep"), Logits(Str(TREADLE_TESTDATA "/models/", row.model), "keep"));
     ExpectSameBits(in, ".gguf", "keep");
     ExpectSameBits(in, "", "keep");
@@ -274,9 +273,8 @@ TEST_F(GgufFromFolder, QuantizedMatricesBecomeFloats) {
   for (const char* name : {"gptq-act-v1", "fp8-block", "nf4"}) {
     const std::string in = Str(TREADLE_TESTDATA "/quantized/", name);
     ExpectSameBits(in, ".gguf", "keep");
-    const auto report = Make(in, Path("again.gguf"), "keep");
-    ASSERT_TRUE(report.ok()) << report.status();
-    EXPECT_THAT(report->notices, ::testing::ElementsAre(HasSubstr("matrices kept in 32 bits")));
+    ASSERT_OK_AND_ASSIGN(const auto report, Make(in, Path("again.gguf"), "keep"));
+    EXPECT_THAT(report.notices, ::testing::ElementsAre(HasSubstr("matrices kept in 32 bits")));
     std::filesystem::remove(Path("again.gguf"));
   }
 }
@@ -289,19 +287,17 @@ TEST_F(GgufFromFolder, DescribesTheModel) {
                                          TinyEndOfTurn() - 1, ", ", TinyEndOfTurn() - 2,
                                          R"(], "temperature": 0.5, "top_k": 20, "min_p": 0.25,
                                              "repetition_penalty": 1.5})"));
-  const auto report = Make(in, Path("out.gguf"), "q8_0");
-  ASSERT_TRUE(report.ok()) << report.status();
+  ASSERT_OK_AND_ASSIGN(const auto report, Make(in, Path("out.gguf"), "q8_0"));
   EXPECT_THAT(
-      report->notices,
+      report.notices,
       ::testing::ElementsAre(HasSubstr(Str("generation ended at token ", TinyEndOfTurn() - 2))));
-  const auto file = GgufFile::Read(Path("out.gguf"));
-  ASSERT_TRUE(file.ok()) << file.status();
-  EXPECT_EQ(*(*file)->String("general.architecture"), "llama");
-  EXPECT_EQ(*(*file)->Integer("general.file_type"), 7);
-  EXPECT_EQ(*(*file)->Integer("llama.attention.key_length"), 16);
-  EXPECT_EQ(*(*file)->Integer("llama.vocab_size"), TinyVocabulary());
-  EXPECT_EQ(*(*file)->String("treadle.source_sha256"), *FileSha256(in + "/model.safetensors"));
-  for (const StoredTensor& tensor : (*file)->tensors()) {
+  ASSERT_OK_AND_ASSIGN(const auto file, GgufFile::Read(Path("out.gguf")));
+  EXPECT_EQ(*file->String("general.architecture"), "llama");
+  EXPECT_EQ(*file->Integer("general.file_type"), 7);
+  EXPECT_EQ(*file->Integer("llama.attention.key_length"), 16);
+  EXPECT_EQ(*file->Integer("llama.vocab_size"), TinyVocabulary());
+  EXPECT_EQ(*file->String("treadle.source_sha256"), *FileSha256(in + "/model.safetensors"));
+  for (const StoredTensor& tensor : file->tensors()) {
     if (tensor.shape.size() == 1) {
       EXPECT_EQ(tensor.format->name, "f32") << tensor.name;
     }
@@ -309,11 +305,11 @@ TEST_F(GgufFromFolder, DescribesTheModel) {
   const auto one = Checkpoint::Open(in), other = Checkpoint::Open(Path("out.gguf"));
   ASSERT_TRUE(one.ok() && other.ok()) << one.status() << other.status();
   // llama.cpp's keys.
-  EXPECT_EQ(*(*file)->Number("general.sampling.temp"), 0.5);
-  EXPECT_EQ(*(*file)->Integer("general.sampling.top_k"), 20);
-  EXPECT_EQ(*(*file)->Number("general.sampling.min_p"), 0.25);
-  EXPECT_EQ(*(*file)->Number("general.sampling.penalty_repeat"), 1.5);
-  EXPECT_EQ((*file)->Find("general.sampling.top_p"), nullptr);
+  EXPECT_EQ(*file->Number("general.sampling.temp"), 0.5);
+  EXPECT_EQ(*file->Integer("general.sampling.top_k"), 20);
+  EXPECT_EQ(*file->Number("general.sampling.min_p"), 0.25);
+  EXPECT_EQ(*file->Number("general.sampling.penalty_repeat"), 1.5);
+  EXPECT_EQ(file->Find("general.sampling.top_p"), nullptr);
   EXPECT_EQ((*one)->Sampling()->values, (*other)->Sampling()->values);
   EXPECT_EQ((*one)->chat_template(), (*other)->chat_template());
   EXPECT_EQ((*other)->end_ids(), (std::vector<int32_t>{TinyEndOfTurn(), TinyEndOfTurn() - 1}));
@@ -339,9 +335,8 @@ TEST_F(GgufFromFolder, HoldsWhatTheModelNeeds) {
   Write("in/model.safetensors", file.Bytes());
   ASSERT_TRUE(Make(in, Path("out.gguf"), "f32").ok());
   EXPECT_EQ(Logits(Path("out.gguf"), ""), wanted);
-  const auto out = GgufFile::Read(Path("out.gguf"));
-  ASSERT_TRUE(out.ok()) << out.status();
-  for (const StoredTensor& tensor : (*out)->tensors()) {
+  ASSERT_OK_AND_ASSIGN(const auto out, GgufFile::Read(Path("out.gguf")));
+  for (const StoredTensor& tensor : out->tensors()) {
     EXPECT_EQ(tensor.format->name, "f32") << tensor.name;  // vectors in 16 bits are for nobody
   }
   file.Set("model.layers.0.adapter.weight", "F32", {8}, std::string(32, 0));
@@ -366,36 +361,34 @@ TEST_F(GgufFromFolder, TokenizersSurviveTheWay) {
                            "gpt-4o", "llama", "mistral", "bare"}) {
     SCOPED_TRACE(name);
     const bool bare = std::string_view(name) == "bare";  // Llama's without its dummy space
-    auto spec = ReadTokenizerJson(Str(TREADLE_TESTDATA "/tokenizers/", bare ? "llama" : name));
-    ASSERT_TRUE(spec.ok()) << spec.status();
-    if (bare) spec->add_space_prefix = false;
+    ASSERT_OK_AND_ASSIGN(
+        auto spec, ReadTokenizerJson(Str(TREADLE_TESTDATA "/tokenizers/", bare ? "llama" : name)));
+    if (bare) spec.add_space_prefix = false;
     GgufMetadataWriter metadata;
     std::vector<std::string> notices;
-    const auto vocab = std::ssize(spec->tokens) + 3;  // a model may have room for more
-    ASSERT_EQ(DescribeTokenizer(*spec, vocab, metadata, notices), absl::OkStatus());
+    const auto vocab = std::ssize(spec.tokens) + 3;  // a model may have room for more
+    ASSERT_EQ(DescribeTokenizer(spec, vocab, metadata, notices), absl::OkStatus());
     auto writer = GgufFileWriter::Create(Path(Str(name, ".gguf")), metadata, {}, 32);
     ASSERT_TRUE(writer.ok() && (*writer)->Finish().ok()) << writer.status();
-    const auto file = GgufFile::Read(Path(Str(name, ".gguf")));
-    ASSERT_TRUE(file.ok()) << file.status();
-    const auto read = ReadGgufTokenizer(**file);
+    ASSERT_OK_AND_ASSIGN(const auto file, GgufFile::Read(Path(Str(name, ".gguf"))));
+    const auto read = ReadGgufTokenizer(*file);
     ASSERT_TRUE(read.ok() && read->has_value()) << read.status();
     EXPECT_EQ(std::ssize((*read)->tokens), vocab);
-    EXPECT_EQ((*read)->bos, spec->bos);
-    EXPECT_EQ((*read)->eos, spec->eos);
-    const auto before = Tokenizer::Create(*spec), after = Tokenizer::Create(**read);
+    EXPECT_EQ((*read)->bos, spec.bos);
+    EXPECT_EQ((*read)->eos, spec.eos);
+    const auto before = Tokenizer::Create(spec), after = Tokenizer::Create(**read);
     ASSERT_TRUE(before.ok() && after.ok()) << before.status() << after.status();
     const bool flagged = std::string_view(name) == "gpt-2";  // <mask> takes white space along
-    EXPECT_EQ(notices.empty(), !spec->space_prefix_if_missing && !flagged);
+    EXPECT_EQ(notices.empty(), !spec.space_prefix_if_missing && !flagged);
     if (flagged) {
       EXPECT_THAT(notices, ::testing::ElementsAre(HasSubstr("'<mask>' is one")));
     }
     for (const std::string_view text : kTexts) {
       // Facts that GGUF cannot say, and a notice does.
-      if (spec->space_prefix_if_missing && text.starts_with(' ')) continue;
+      if (spec.space_prefix_if_missing && text.starts_with(' ')) continue;
       for (const bool special : {false, true}) {
-        const auto ids = (*before)->Encode(text, {.add_special = special});
-        ASSERT_TRUE(ids.ok()) << ids.status();
-        EXPECT_EQ(*(*after)->Encode(text, {.add_special = special}), *ids) << text;
+        ASSERT_OK_AND_ASSIGN(const auto ids, (*before)->Encode(text, {.add_special = special}));
+        EXPECT_EQ(*(*after)->Encode(text, {.add_special = special}), ids) << text;
       }
     }
   }

@@ -7,6 +7,7 @@
 #include "models/checkpoints/gguf/gguf_file.h"
 #include "models/checkpoints/model_path.h"
 #include "tests/models/checkpoints/scratch_checkpoint.h"
+#include "tests/support/assert_ok.h"
 #include "tests/support/gguf_writer.h"
 #include "tests/support/tiny_model.h"
 
@@ -50,21 +51,20 @@ TEST_F(GgufPartsTest, AnyPartOpensTheModel) {
   const auto whole = Checkpoint::Open(Path("tiny-llama.gguf")).value();
   std::string fingerprint;
   for (const int64_t part : {1, 2, 3}) {
-    const auto checkpoint = Checkpoint::Open(Path(Name(part)));
-    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-    ASSERT_EQ((*checkpoint)->tensors().size(), whole->tensors().size());
+    ASSERT_OK_AND_ASSIGN(const auto checkpoint, Checkpoint::Open(Path(Name(part))));
+    ASSERT_EQ(checkpoint->tensors().size(), whole->tensors().size());
     for (const StoredTensor& tensor : whole->tensors()) {
-      const StoredTensor* const found = (*checkpoint)->Find(tensor.name);
+      const StoredTensor* const found = checkpoint->Find(tensor.name);
       ASSERT_NE(found, nullptr) << tensor.name;
       EXPECT_EQ(found->shape, tensor.shape);
       EXPECT_EQ(std::string_view(reinterpret_cast<const char*>(found->data), found->bytes),
                 std::string_view(reinterpret_cast<const char*>(tensor.data), tensor.bytes));
     }
-    EXPECT_EQ((*checkpoint)->path(), Path(Name(1)));
-    EXPECT_EQ((*checkpoint)->weight_files().size(), 3u);
-    EXPECT_EQ((*checkpoint)->config().layers, 2);
+    EXPECT_EQ(checkpoint->path(), Path(Name(1)));
+    EXPECT_EQ(checkpoint->weight_files().size(), 3u);
+    EXPECT_EQ(checkpoint->config().layers, 2);
     EXPECT_TRUE(Load(Path(Name(part))).ok());
-    const std::string sum = Fingerprint(**checkpoint).value();
+    const std::string sum = Fingerprint(*checkpoint).value();
     EXPECT_TRUE(part == 1 || sum == fingerprint);
     fingerprint = sum;
   }

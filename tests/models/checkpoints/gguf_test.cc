@@ -11,8 +11,10 @@
 #include "models/checkpoints/gguf/gguf_file.h"
 #include "models/text/tokenizer_json.h"
 #include "tests/models/checkpoints/scratch_checkpoint.h"
+#include "tests/support/assert_ok.h"
 #include "tests/support/gguf_writer.h"
 #include "tests/support/tiny_model.h"
+#include "tests/support/whole_file.h"
 
 namespace treadle {
 namespace {
@@ -208,13 +210,12 @@ TEST_F(GgufTest, AFileThatChangesWhileItLoadsIsRefused) {
   for (const bool longer : {false, true}) {
     const std::string good = WriteTiny("f32", true);
     ASSERT_GT(good.size(), size_t{3} << 14);
-    const auto checkpoint = Checkpoint::Open(Path(kName));
-    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+    ASSERT_OK_AND_ASSIGN(const auto checkpoint, Checkpoint::Open(Path(kName)));
     LoadOptions options;
     options.max_batch_tokens = 1;
     const size_t now = longer ? good.size() + 1 : 1 << 12;
     options.progress = [&](double) { std::filesystem::resize_file(Path(kName), now); };
-    const absl::Status status = Model::Load(**checkpoint, *backend, options).status();
+    const absl::Status status = Model::Load(*checkpoint, *backend, options).status();
     ExpectRefused(
         status, Path(kName),
         Str("was changed while it was read: it had ", good.size(), " bytes, now it has ", now));
@@ -247,19 +248,18 @@ TEST_F(GgufTest, ValuesComeBackByType) {
   writer.AddBool("flag", true);
   writer.AddI32s("list", {-1, 2});
   Write("values.gguf", writer.Bytes());
-  const auto file = GgufFile::Read(Path("values.gguf"));
-  ASSERT_TRUE(file.ok()) << file.status();
-  EXPECT_EQ(*(*file)->String("text"), "hi");
-  EXPECT_EQ(*(*file)->Integer("integer"), 4000000000);
-  EXPECT_EQ(*(*file)->Number("number"), 0.5);
-  EXPECT_EQ(*(*file)->Bool("flag", false), true);
-  EXPECT_EQ((*file)->Find("list")->numbers, (std::vector<double>{-1, 2}));
-  EXPECT_EQ(*(*file)->Integer("none", 7), 7);
-  EXPECT_FALSE((*file)->Integer("none").ok());
-  EXPECT_FALSE((*file)->Integer("list").ok());
-  EXPECT_FALSE((*file)->Integer("number").ok());
-  EXPECT_FALSE((*file)->String("flag").ok());
-  EXPECT_FALSE((*file)->Bool("integer", false).ok());
+  ASSERT_OK_AND_ASSIGN(const auto file, GgufFile::Read(Path("values.gguf")));
+  EXPECT_EQ(*file->String("text"), "hi");
+  EXPECT_EQ(*file->Integer("integer"), 4000000000);
+  EXPECT_EQ(*file->Number("number"), 0.5);
+  EXPECT_EQ(*file->Bool("flag", false), true);
+  EXPECT_EQ(file->Find("list")->numbers, (std::vector<double>{-1, 2}));
+  EXPECT_EQ(*file->Integer("none", 7), 7);
+  EXPECT_FALSE(file->Integer("none").ok());
+  EXPECT_FALSE(file->Integer("list").ok());
+  EXPECT_FALSE(file->Integer("number").ok());
+  EXPECT_FALSE(file->String("flag").ok());
+  EXPECT_FALSE(file->Bool("integer", false).ok());
 }
 
 // A key with its type and value, as a file has them.
@@ -285,51 +285,44 @@ TEST_F(GgufTest, FilesAsTheyAreFound) {
                                        numbers + texts + deep));
   writer.AddU32("behind", 5);
   Write("found.gguf", writer.Bytes());
-  const auto file = GgufFile::Read(Path("found.gguf"));
-  ASSERT_TRUE(file.ok()) << file.status();
-  EXPECT_EQ(*(*file)->Integer("behind"), 5);
-  EXPECT_FALSE((*file)->String("trained.on").ok());
-  const auto spec = ReadGgufTokenizer(**file);
-  ASSERT_TRUE(spec.ok()) << spec.status();
-  EXPECT_TRUE((*spec)->add_bos);
-  EXPECT_FALSE((*spec)->add_eos);
-  EXPECT_EQ((*spec)->tokens[0].kind, TokenKind::kNormal);
-  EXPECT_EQ((*spec)->tokens[2].kind, TokenKind::kControl);
+  ASSERT_OK_AND_ASSIGN(const auto file, GgufFile::Read(Path("found.gguf")));
+  EXPECT_EQ(*file->Integer("behind"), 5);
+  EXPECT_FALSE(file->String("trained.on").ok());
+  ASSERT_OK_AND_ASSIGN(const auto spec, ReadGgufTokenizer(*file));
+  EXPECT_TRUE(spec->add_bos);
+  EXPECT_FALSE(spec->add_eos);
+  EXPECT_EQ(spec->tokens[0].kind, TokenKind::kNormal);
+  EXPECT_EQ(spec->tokens[2].kind, TokenKind::kControl);
 }
 
 // Gemma 4's tokenizer: SentencePiece's symbols, with the merges of its tokenizer.json and without a
 // space before the text. The ids are those of the tokenizers library, which puts one there.
 TEST_F(GgufTest, ListedMergesOfSentencePieceAreRead) {
   const std::string folder = TREADLE_TESTDATA "/tokenizers/llama";
-  const auto json = ReadTokenizerJson(folder);
-  ASSERT_TRUE(json.ok()) << json.status();
+  ASSERT_OK_AND_ASSIGN(const auto json, ReadTokenizerJson(folder));
   GgufWriter writer;
   std::vector<std::string> texts, merges;
   std::vector<int32_t> kinds;
-  for (const TokenizerSpec::Token& token : json->tokens) {
+  for (const TokenizerSpec::Token& token : json.tokens) {
     texts.push_back(token.text);
     kinds.push_back(static_cast<int32_t>(token.kind) + 1);
   }
-  for (const auto& [left, right] : json->merges) merges.push_back(left + " " + right);
+  for (const auto& [left, right] : json.merges) merges.push_back(left + " " + right);
   writer.AddString("tokenizer.ggml.model", "gemma4");
   writer.AddStrings("tokenizer.ggml.tokens", texts);
   writer.AddI32s("tokenizer.ggml.token_type", kinds);
   writer.AddStrings("tokenizer.ggml.merges", merges);
   Write("gemma4.gguf", writer.Bytes());
-  const auto file = GgufFile::Read(Path("gemma4.gguf"));
-  ASSERT_TRUE(file.ok()) << file.status();
-  const auto spec = ReadGgufTokenizer(**file);
-  ASSERT_TRUE(spec.ok()) << spec.status();
-  const auto tokenizer = Tokenizer::Create(**spec);
-  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  ASSERT_OK_AND_ASSIGN(const auto file, GgufFile::Read(Path("gemma4.gguf")));
+  ASSERT_OK_AND_ASSIGN(const auto spec, ReadGgufTokenizer(*file));
+  ASSERT_OK_AND_ASSIGN(const auto tokenizer, Tokenizer::Create(*spec));
   std::ifstream in(folder + "/oracle.json");
   int64_t compared = 0;
   const nlohmann::json oracle = nlohmann::json::parse(in);
   for (const auto& row : oracle["cases"]) {
     const auto text = row["text"].get<std::string>();
     if (text.empty() || text.find('<') != text.npos) continue;  // added tokens begin anew
-    EXPECT_EQ(*(*tokenizer)->Encode(" " + text, {}), row["ids"].get<std::vector<int32_t>>())
-        << text;
+    EXPECT_EQ(*tokenizer->Encode(" " + text, {}), row["ids"].get<std::vector<int32_t>>()) << text;
     ++compared;
   }
   EXPECT_GT(compared, 10);
@@ -361,9 +354,7 @@ TEST_F(GgufTest, LayersThatNobodyServesAreRefused) {
       {"granite4", "granite.rope.scaling.finetuned", 4, Raw<uint8_t>(0), "finetuned is not true"}};
   for (const Row& row : rows) {
     SCOPED_TRACE(row.key);
-    std::ifstream file(Str(TREADLE_TESTDATA "/models/", row.model, "/model.gguf"),
-                       std::ios::binary);
-    std::string bytes{std::istreambuf_iterator<char>(file), {}};
+    std::string bytes = ReadWhole(Str(TREADLE_TESTDATA "/models/", row.model, "/model.gguf"));
     const size_t at = bytes.find(row.key) + row.key.size() + row.offset;
     bytes.replace(at, row.bytes.size(), row.bytes);
     Write("other.gguf", bytes);
@@ -389,13 +380,12 @@ TEST_F(GgufTest, AGitLfsPointerIsNamed) {
   ExpectRefused(Load(Path("model.gguf")), Path("model.gguf"), "is a Git LFS pointer");
   TinyModelOptions options;
   std::filesystem::create_directories(Path("folder"));
-  const auto folder = WriteTinyLlamaFolder(Path("folder"), options);
-  ASSERT_TRUE(folder.ok()) << folder.status();
-  ASSERT_TRUE(Load(*folder).ok());
+  ASSERT_OK_AND_ASSIGN(const auto folder, WriteTinyLlamaFolder(Path("folder"), options));
+  ASSERT_TRUE(Load(folder).ok());
   for (const char* name : {"model.safetensors", "tokenizer.json", "config.json"}) {
     const std::string was = Read(Str("folder/", name));
     Write(Str("folder/", name), pointer);
-    ExpectRefused(Load(*folder), Path(Str("folder/", name)), "is a Git LFS pointer");
+    ExpectRefused(Load(folder), Path(Str("folder/", name)), "is a Git LFS pointer");
     Write(Str("folder/", name), was);
   }
 }
@@ -403,14 +393,13 @@ TEST_F(GgufTest, AGitLfsPointerIsNamed) {
 // llama.cpp adds the biases that are there.
 TEST_F(GgufTest, OneBiasOfThreeIsAdded) {
   WriteTiny("f32", false);
-  const auto tiny = GgufFile::Read(Path(kName));
-  ASSERT_TRUE(tiny.ok()) << tiny.status();
+  ASSERT_OK_AND_ASSIGN(const auto tiny, GgufFile::Read(Path(kName)));
   for (const std::string part : {"q", "k", "v"}) {
     GgufWriter writer;
-    for (const GgufFile::RawPair& pair : (*tiny)->raw_metadata()) {
+    for (const GgufFile::RawPair& pair : tiny->raw_metadata()) {
       writer.AddRaw({reinterpret_cast<const char*>(pair.bytes.data()), pair.bytes.size()});
     }
-    for (const StoredTensor& tensor : (*tiny)->tensors()) {
+    for (const StoredTensor& tensor : tiny->tensors()) {
       writer.AddTensor(tensor.name, tensor.shape, static_cast<uint32_t>(tensor.format->gguf_type),
                        {reinterpret_cast<const char*>(tensor.data), tensor.bytes});
     }
@@ -418,12 +407,11 @@ TEST_F(GgufTest, OneBiasOfThreeIsAdded) {
     writer.AddTensor("blk.0.attn_" + part + ".bias", {rows}, 0,
                      *EncodeWeights("f32", std::vector<float>(static_cast<size_t>(rows), 0.5f)));
     Write("bias.gguf", writer.Bytes());
-    const auto checkpoint = Checkpoint::Open(Path("bias.gguf"));
-    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-    EXPECT_TRUE((*checkpoint)->config().qkv_bias);
-    EXPECT_FALSE((*checkpoint)->config().output_bias);
+    ASSERT_OK_AND_ASSIGN(const auto checkpoint, Checkpoint::Open(Path("bias.gguf")));
+    EXPECT_TRUE(checkpoint->config().qkv_bias);
+    EXPECT_FALSE(checkpoint->config().output_bias);
     for (const std::string other : {"q", "k", "v"}) {
-      const auto* const bias = (*checkpoint)->Find("blk.0.attn_" + other + ".bias");
+      const auto* const bias = checkpoint->Find("blk.0.attn_" + other + ".bias");
       ASSERT_NE(bias, nullptr);
       EXPECT_EQ(DecodeVector(*bias),
                 std::vector<float>(other == "q" ? 32 : 16, other == part ? 0.5f : 0.0f));
@@ -451,10 +439,9 @@ TEST_F(GgufTest, APreTokenizersNameSaysWhatTheFileLeavesOut) {
                                                         {"glm4", true, false},
                                                         {"dbrx", false, false},
                                                         {"deepseek-v3", false, false}}) {
-    const auto spec = read(name);
-    ASSERT_TRUE(spec.ok()) << spec.status();
-    EXPECT_EQ(spec->ignore_merges, ignore_merges) << name;
-    EXPECT_EQ(spec->add_bos, add_bos) << name;
+    ASSERT_OK_AND_ASSIGN(const auto spec, read(name));
+    EXPECT_EQ(spec.ignore_merges, ignore_merges) << name;
+    EXPECT_EQ(spec.add_bos, add_bos) << name;
   }
   ExpectRefused(
       read("tekkn").status(), Path("pre.gguf"),

@@ -6,6 +6,7 @@
 
 #include "models/checkpoints/gguf/gguf_file.h"
 #include "tests/models/checkpoints/quantize_case.h"
+#include "tests/support/assert_ok.h"
 #include "tests/support/gguf_writer.h"
 
 namespace treadle {
@@ -38,13 +39,12 @@ class ImportanceTest : public QuantizeCheckpointTest {
 };
 
 TEST_F(ImportanceTest, FilesOfLlamaCppAreRead) {
-  const auto importance = Importance::Read(WriteFile("imatrix", {4, 8, 0}));
-  ASSERT_TRUE(importance.ok()) << importance.status();
-  EXPECT_THAT(importance->Of("blk.0.attn_q.weight"), ElementsAre(1, 2, 0));
-  EXPECT_THAT(importance->Of("blk.0.ffn_down.weight"), ElementsAre(3, 2));
-  EXPECT_THAT(importance->Of("blk.0.ffn_up_exps.0.weight"), ElementsAre(1, 1, 1));
-  EXPECT_THAT(importance->Of("blk.0.ffn_up_exps.1.weight"), ElementsAre(1, 2, 3));
-  EXPECT_THAT(importance->Of("blk.0.attn_k.weight"), IsEmpty());
+  ASSERT_OK_AND_ASSIGN(const auto importance, Importance::Read(WriteFile("imatrix", {4, 8, 0})));
+  EXPECT_THAT(importance.Of("blk.0.attn_q.weight"), ElementsAre(1, 2, 0));
+  EXPECT_THAT(importance.Of("blk.0.ffn_down.weight"), ElementsAre(3, 2));
+  EXPECT_THAT(importance.Of("blk.0.ffn_up_exps.0.weight"), ElementsAre(1, 1, 1));
+  EXPECT_THAT(importance.Of("blk.0.ffn_up_exps.1.weight"), ElementsAre(1, 2, 3));
+  EXPECT_THAT(importance.Of("blk.0.attn_k.weight"), IsEmpty());
 }
 
 TEST_F(ImportanceTest, OtherFilesAreRefused) {
@@ -66,11 +66,10 @@ TEST_F(ImportanceTest, WhatIsWrittenReadsBack) {
   importance.Add("blk.0.attn_q.weight", rows, 1, 2, 3);
   importance.Add("blk.0.ffn_up_exps.2.weight", rows, 1, 3, 3);
   ASSERT_TRUE(importance.Write(Path("out.gguf"), "book.txt", 1, 512).ok());
-  const auto read = Importance::Read(Path("out.gguf"));
-  ASSERT_TRUE(read.ok()) << read.status();
-  EXPECT_THAT(read->Of("blk.0.attn_q.weight"), ElementsAre(11 / 3.0f, 24 / 3.0f));
-  EXPECT_THAT(read->Of("blk.0.ffn_up_exps.2.weight"), ElementsAre(1, 4, 81));
-  EXPECT_THAT(read->Of("blk.0.ffn_up_exps.0.weight"), ElementsAre(1, 1, 1));
+  ASSERT_OK_AND_ASSIGN(const auto read, Importance::Read(Path("out.gguf")));
+  EXPECT_THAT(read.Of("blk.0.attn_q.weight"), ElementsAre(11 / 3.0f, 24 / 3.0f));
+  EXPECT_THAT(read.Of("blk.0.ffn_up_exps.2.weight"), ElementsAre(1, 4, 81));
+  EXPECT_THAT(read.Of("blk.0.ffn_up_exps.0.weight"), ElementsAre(1, 1, 1));
   const auto file = GgufFile::Read(Path("out.gguf")).value();
   EXPECT_EQ(file->Integer("imatrix.chunk_count").value(), 1);
   EXPECT_EQ(file->Integer("imatrix.chunk_size").value(), 512);
@@ -95,11 +94,11 @@ TEST_F(ImportanceTest, WeighsTheErrorsOfQuantizedMatrices) {
     const StoredTensor& tensor = *before->Find(name);
     std::vector<float> values(static_cast<size_t>(tensor.Elements()));
     tensor.format->decode(tensor.data, tensor.Elements(), values.data());
-    const auto made = Quantize(ParseQuantizeSpec("q5_0").value(), values, tensor.shape[0],
-                               tensor.shape[1], whole, importance.Of(name));
-    ASSERT_TRUE(made.ok()) << made.status();
+    ASSERT_OK_AND_ASSIGN(const auto made,
+                         Quantize(ParseQuantizeSpec("q5_0").value(), values, tensor.shape[0],
+                                  tensor.shape[1], whole, importance.Of(name)));
     const StoredTensor& written = *after->Find(name);
-    EXPECT_EQ(std::vector<std::byte>(written.data, written.data + written.bytes), made->data);
+    EXPECT_EQ(std::vector<std::byte>(written.data, written.data + written.bytes), made.data);
   }
   const auto message = [&](const Importance& other) {
     options.importance = &other;

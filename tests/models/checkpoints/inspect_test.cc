@@ -8,6 +8,7 @@
 
 #include "models/architectures/config_fields.h"
 #include "tests/models/checkpoints/scratch_checkpoint.h"
+#include "tests/support/assert_ok.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {
@@ -31,11 +32,9 @@ class InspectTest : public ScratchCheckpoint {
 };
 
 TEST_F(InspectTest, SizesAddUp) {
-  const auto path = WriteTinyLlamaGguf(folder_.path(), Options());
-  ASSERT_TRUE(path.ok()) << path.status();
-  const auto checkpoint = Checkpoint::Open(*path);
-  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-  const ModelReport report = Inspect(**checkpoint);
+  ASSERT_OK_AND_ASSIGN(const auto path, WriteTinyLlamaGguf(folder_.path(), Options()));
+  ASSERT_OK_AND_ASSIGN(const auto checkpoint, Checkpoint::Open(path));
+  const ModelReport report = Inspect(*checkpoint);
   const int64_t vocab = TinyVocabulary();
   // Each layer: Q and the output [64, 64], K and V [32, 64], three feed-forward matrices.
   const int64_t matrices = vocab * 64 + 2 * (2 * 64 * 64 + 2 * 32 * 64 + 3 * 128 * 64);
@@ -64,11 +63,9 @@ TEST_F(InspectTest, SizesAddUp) {
 }
 
 TEST_F(InspectTest, TextAndJsonSayTheSame) {
-  const auto path = WriteTinyLlamaGguf(folder_.path(), Options());
-  ASSERT_TRUE(path.ok()) << path.status();
-  const auto checkpoint = Checkpoint::Open(*path);
-  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-  const ModelReport report = Inspect(**checkpoint);
+  ASSERT_OK_AND_ASSIGN(const auto path, WriteTinyLlamaGguf(folder_.path(), Options()));
+  ASSERT_OK_AND_ASSIGN(const auto checkpoint, Checkpoint::Open(path));
+  const ModelReport report = Inspect(*checkpoint);
   const auto json = nlohmann::json::parse(ReportJson(report, {}));
   const std::string text = ReportText(report, {});
   EXPECT_EQ(json["parameters"], report.parameters);
@@ -96,9 +93,8 @@ TEST_F(InspectTest, NamesAreForALineThatPeopleRead) {
 }
 
 TEST_F(InspectTest, ConstantsOfQuantizedMatricesCount) {
-  const auto checkpoint = Checkpoint::Open(TREADLE_TESTDATA "/quantized/int8");
-  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-  const ModelReport report = Inspect(**checkpoint);
+  ASSERT_OK_AND_ASSIGN(const auto checkpoint, Checkpoint::Open(TREADLE_TESTDATA "/quantized/int8"));
+  const ModelReport report = Inspect(*checkpoint);
   // Q and the output [36, 36], K and V [12, 36], [52, 36] twice, [36, 52]; embedding and head
   // [41, 36], three vectors.
   const int64_t matrices = 2 * 36 * 36 + 2 * 12 * 36 + 3 * 52 * 36;
@@ -117,11 +113,9 @@ TEST_F(InspectTest, ACheckpointWithoutATokenizerSaysSo) {
   TinyModelOptions options = Options();
   options.format = "f32";
   options.tokenizer = false;
-  const auto path = WriteTinyGpt2Folder(folder_.path(), options);
-  ASSERT_TRUE(path.ok()) << path.status();
-  const auto checkpoint = Checkpoint::Open(*path);
-  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-  const ModelReport report = Inspect(**checkpoint);
+  ASSERT_OK_AND_ASSIGN(const auto path, WriteTinyGpt2Folder(folder_.path(), options));
+  ASSERT_OK_AND_ASSIGN(const auto checkpoint, Checkpoint::Open(path));
+  const ModelReport report = Inspect(*checkpoint);
   EXPECT_EQ(report.kind, "Hugging Face");
   EXPECT_THAT(ReportText(report, {}), HasSubstr("none: token ids only"));
   EXPECT_TRUE(nlohmann::json::parse(ReportJson(report, {}))["tokenizer"].is_null());

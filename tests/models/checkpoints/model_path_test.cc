@@ -11,6 +11,7 @@
 
 #include "models/checkpoints/fingerprint.h"
 #include "tests/models/checkpoints/scratch_checkpoint.h"
+#include "tests/support/assert_ok.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {
@@ -54,11 +55,10 @@ TEST_F(ModelPathTest, NamesAreAsAUserTypesThem) {
 TEST_F(ModelPathTest, ASnapshotOfTheHubsCacheIsOpenedThroughItsLinks) {
   const fs::path snapshot = Cache("0123abc");
   ASSERT_TRUE(fs::is_symlink(snapshot / "config.json"));
-  const auto checkpoint = Checkpoint::Open(snapshot.string());
-  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-  EXPECT_NE((*checkpoint)->tokenizer(), nullptr);
-  EXPECT_TRUE((*checkpoint)->CheckUnchanged().ok());
-  EXPECT_TRUE(Fingerprint(**checkpoint).ok());
+  ASSERT_OK_AND_ASSIGN(const auto checkpoint, Checkpoint::Open(snapshot.string()));
+  EXPECT_NE(checkpoint->tokenizer(), nullptr);
+  EXPECT_TRUE(checkpoint->CheckUnchanged().ok());
+  EXPECT_TRUE(Fingerprint(*checkpoint).ok());
   EXPECT_EQ(ModelNameOf(snapshot.string()), "org/tiny.model-1");
 }
 

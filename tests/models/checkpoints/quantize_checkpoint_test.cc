@@ -15,6 +15,7 @@
 #include "models/text/tokenizer.h"
 #include "tests/models/checkpoints/quantize_case.h"
 #include "tests/models/checkpoints/safetensors_file.h"
+#include "tests/support/assert_ok.h"
 
 namespace treadle {
 namespace {
@@ -192,12 +193,11 @@ TEST_F(QuantizeCheckpointTest, ConfigurationsTellTransformersWhatItNeeds) {
         Row{"nf4,embedding=nf4", "treadle", true}, Row{"fp8", "treadle", true}}) {
     SCOPED_TRACE(row.weights);
     std::filesystem::remove_all(Path("out"));
-    const auto report = Make(in, Path("out"), row.weights);
-    ASSERT_TRUE(report.ok()) << report.status();
+    ASSERT_OK_AND_ASSIGN(const auto report, Make(in, Path("out"), row.weights));
     const Json config = Json::parse(Read("out/config.json"));
     EXPECT_EQ(config["quantization_config"]["quant_method"], row.method);
     EXPECT_EQ(config["hidden_size"], 48);
-    EXPECT_EQ(!report->notices.empty(), row.notice);
+    EXPECT_EQ(!report.notices.empty(), row.notice);
   }
   std::filesystem::remove_all(Path("out"));
   ASSERT_TRUE(Make(in, Path("out"), "int8,layers.0.mlp=keep").ok());
@@ -213,10 +213,9 @@ TEST_F(QuantizeCheckpointTest, ConfigurationsTellTransformersWhatItNeeds) {
 
 TEST_F(QuantizeCheckpointTest, ReportsAreTrue) {
   const std::string in = Tiny(WriteTinyLlamaFolder, Options(false));
-  const auto report = Make(in, Path("out"), "int8");
-  ASSERT_TRUE(report.ok()) << report.status();
-  ASSERT_EQ(report->matrices.size(), 14u);
-  const auto& matrix = report->matrices[0];
+  ASSERT_OK_AND_ASSIGN(const auto report, Make(in, Path("out"), "int8"));
+  ASSERT_EQ(report.matrices.size(), 14u);
+  const auto& matrix = report.matrices[0];
   EXPECT_EQ(matrix.from, "f32");
   EXPECT_EQ(matrix.to, "int8");
   // 8 bits, and 32 for each row of 80.
@@ -227,11 +226,10 @@ TEST_F(QuantizeCheckpointTest, ReportsAreTrue) {
   EXPECT_LT(matrix.error.mean_absolute, matrix.error.worst / 1.5);
   EXPECT_GT(matrix.error.relative, 1e-3);
   EXPECT_LT(matrix.error.relative, 2e-2);
-  EXPECT_EQ(Json::parse(QuantizeReportJson(*report, true))["matrices"][0]["name"], matrix.name);
-  EXPECT_THAT(QuantizeReportText(*report, true), HasSubstr("48x80"));
-  const auto again = Make(Path("out"), Path("again"), "nf4");
-  ASSERT_TRUE(again.ok()) << again.status();
-  EXPECT_THAT(again->notices,
+  EXPECT_EQ(Json::parse(QuantizeReportJson(report, true))["matrices"][0]["name"], matrix.name);
+  EXPECT_THAT(QuantizeReportText(report, true), HasSubstr("48x80"));
+  ASSERT_OK_AND_ASSIGN(const auto again, Make(Path("out"), Path("again"), "nf4"));
+  EXPECT_THAT(again.notices,
               ::testing::ElementsAre(HasSubstr("14 matrices are quantized already")));
 }
 

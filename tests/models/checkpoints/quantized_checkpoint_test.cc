@@ -22,6 +22,8 @@
 #include "tests/models/checkpoints/safetensors_file.h"
 #include "tests/models/checkpoints/scratch_checkpoint.h"
 #include "tests/models/teacher_forcing.h"
+#include "tests/support/assert_ok.h"
+#include "tests/support/whole_file.h"
 
 namespace treadle {
 namespace {
@@ -33,23 +35,12 @@ constexpr double kToleranceFactor = 8;
 std::string Folder(const std::string& name) { return TREADLE_TESTDATA "/quantized/" + name; }
 
 Json OracleOf(const std::string& name) {
-  std::ifstream file(Folder(name) + "/oracle.json");
-  return Json::parse(file);
-}
-
-std::vector<float> Floats(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  const std::vector<char> bytes{std::istreambuf_iterator<char>(file), {}};
-  std::vector<float> values(bytes.size() / sizeof(float));
-  std::memcpy(values.data(), bytes.data(), values.size() * sizeof(float));
-  return values;
+  return Json::parse(std::ifstream(Folder(name) + "/oracle.json"));
 }
 
 std::unique_ptr<Backend> MakeBackend(bool cpu) {
   if (!cpu) return CreateReferenceBackend();
-  auto backend = CreateCpuBackend({.threads = 1, .compute = ComputeMode::kExact});
-  TREADLE_CHECK(backend.ok());
-  return *std::move(backend);
+  return CreateCpuBackend({.threads = 1, .compute = ComputeMode::kExact}).value();
 }
 
 // Largest difference at each position.
@@ -67,7 +58,7 @@ std::vector<double> Errors(const std::string& name, bool cpu, const std::string&
   EXPECT_TRUE(model.ok()) << model.status();
   if (!model.ok()) return {};
   const std::vector<float> found = (*model)->Logits(ids);
-  const std::vector<float> wanted = Floats(Folder(name) + "/" + logits);
+  const std::vector<float> wanted = ReadFloats(Folder(name) + "/" + logits);
   EXPECT_EQ(found.size(), wanted.size());
   std::vector<double> errors(ids.size());
   for (size_t i = 0; i < found.size() && i < wanted.size(); ++i) {
@@ -113,24 +104,21 @@ TEST(CompressedTensors, AreDecodedBitForBit) {
        {"compressed-w4a16", "compressed-w4a16-asymmetric", "compressed-w4a16-order",
         "compressed-w8a16", "compressed-w8a8", "compressed-nvfp4", "modelopt-nvfp4"}) {
     SCOPED_TRACE(name);
-    const auto checkpoint = Checkpoint::Open(Folder(name));
-    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-    const auto file = MappedFile::Open(Folder(name) + "/decoded.safetensors");
-    ASSERT_TRUE(file.ok()) << file.status();
-    const auto matrices = ReadSafetensors(**file);
-    ASSERT_TRUE(matrices.ok()) << matrices.status();
-    EXPECT_EQ(matrices->size(), 7u);
-    for (const SafetensorsEntry& wanted : *matrices) {
-      const StoredTensor* const tensor = (*checkpoint)->Find(wanted.name);
+    ASSERT_OK_AND_ASSIGN(const auto checkpoint, Checkpoint::Open(Folder(name)));
+    ASSERT_OK_AND_ASSIGN(const auto file, MappedFile::Open(Folder(name) + "/decoded.safetensors"));
+    ASSERT_OK_AND_ASSIGN(const auto matrices, ReadSafetensors(*file));
+    EXPECT_EQ(matrices.size(), 7u);
+    for (const SafetensorsEntry& wanted : matrices) {
+      const StoredTensor* const tensor = checkpoint->Find(wanted.name);
       ASSERT_NE(tensor, nullptr) << wanted.name;
       ASSERT_EQ(tensor->shape, wanted.shape);
       MatrixConstants constants;
-      const auto source = SourceOf(*tensor, wanted.shape[0], wanted.shape[1], constants);
-      ASSERT_TRUE(source.ok()) << source.status();
-      EXPECT_EQ(CheckMatrixSource(*source), absl::OkStatus());
+      ASSERT_OK_AND_ASSIGN(const auto source,
+                           SourceOf(*tensor, wanted.shape[0], wanted.shape[1], constants));
+      EXPECT_EQ(CheckMatrixSource(source), absl::OkStatus());
       std::vector<float> found(static_cast<size_t>(wanted.Elements()));
       for (int64_t row = 0; row < wanted.shape[0]; ++row) {
-        DecodeSourceRow(*source, row, found.data() + row * wanted.shape[1]);
+        DecodeSourceRow(source, row, found.data() + row * wanted.shape[1]);
       }
       for (float& value : found) value += 0.0f;  // zeros are +0 there or here
       std::vector<float> expected(found.size());
@@ -144,9 +132,8 @@ TEST(CompressedTensors, AreDecodedBitForBit) {
 // Scales of activations are no tensors of the model: a file that is made of the folder is whole.
 TEST(CompressedTensors, ScalesOfActivationsAreNoTensors) {
   for (const char* name : {"compressed-nvfp4", "modelopt-nvfp4"}) {
-    const auto checkpoint = Checkpoint::Open(Folder(name));
-    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-    for (const StoredTensor& tensor : (*checkpoint)->tensors()) {
+    ASSERT_OK_AND_ASSIGN(const auto checkpoint, Checkpoint::Open(Folder(name)));
+    for (const StoredTensor& tensor : checkpoint->tensors()) {
       EXPECT_TRUE(tensor.name.ends_with(".weight")) << tensor.name;
     }
   }

@@ -7,6 +7,8 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "tests/support/assert_ok.h"
+
 namespace treadle {
 namespace {
 
@@ -231,11 +233,11 @@ TEST(ChatTemplateTest, ALiteralWithManyKeysIsLinear) {
 }
 
 TEST(ChatTemplateTest, TheDeadlineEndsARendering) {
-  const auto parsed = ChatTemplate::Parse("{% for i in range(30000) %}{% endfor %}");
-  ASSERT_TRUE(parsed.ok());
+  ASSERT_OK_AND_ASSIGN(const auto parsed,
+                       ChatTemplate::Parse("{% for i in range(30000) %}{% endfor %}"));
   ChatOptions options;
   options.deadline = std::chrono::steady_clock::now() - std::chrono::seconds(1);
-  EXPECT_EQ(parsed->Render(kChat, options).status().code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(parsed.Render(kChat, options).status().code(), absl::StatusCode::kDeadlineExceeded);
 }
 
 TEST(ChatTemplateTest, ATemplateThatCostsTooMuchIsFoundAtLoad) {

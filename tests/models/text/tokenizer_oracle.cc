@@ -5,6 +5,7 @@
 #include <fstream>
 
 #include "models/text/unicode.h"
+#include "tests/support/assert_ok.h"
 
 namespace treadle {
 
@@ -38,9 +39,8 @@ void CheckCases(const Tokenizer& tokenizer, const nlohmann::json& oracle) {
     const auto& full = row.contains("ids") ? row["ids"] : bare;
     for (bool add_special : {false, true}) {
       if (add_special && !row.contains("ids")) continue;
-      const auto ids = tokenizer.Encode(text, {.add_special = add_special});
-      ASSERT_TRUE(ids.ok()) << ids.status();
-      EXPECT_EQ(*ids, (add_special ? full : bare).get<std::vector<int32_t>>()) << one_list;
+      ASSERT_OK_AND_ASSIGN(const auto ids, tokenizer.Encode(text, {.add_special = add_special}));
+      EXPECT_EQ(ids, (add_special ? full : bare).get<std::vector<int32_t>>()) << one_list;
     }
     if (!row.contains("decoded")) continue;
     const auto ids = full.get<std::vector<int32_t>>();

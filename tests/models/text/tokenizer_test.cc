@@ -15,6 +15,7 @@
 #include "models/text/tokenizer_json.h"
 #include "models/text/unicode.h"
 #include "tests/models/text/tokenizer_oracle.h"
+#include "tests/support/assert_ok.h"
 #include "tests/support/test_folder.h"
 
 namespace treadle {
@@ -80,13 +81,12 @@ TEST(PreTokenizerTest, EveryNameCutsAsTheTokenizersLibrary) {
   for (const PreTokenizerRow& row : PreTokenizerRows()) {
     if (row.splits == "falcon") continue;
     const auto& expected = oracle["words"].at(std::string(row.splits));
-    const auto made = PreTokenizer::Create(row.name);
-    ASSERT_TRUE(made.ok()) << made.status();
-    EXPECT_EQ(made->normalizes_nfc(), row.nfc);
+    ASSERT_OK_AND_ASSIGN(const auto made, PreTokenizer::Create(row.name));
+    EXPECT_EQ(made.normalizes_nfc(), row.nfc);
     for (size_t i = 0; i < expected.size(); ++i) {
       const auto text = oracle["texts"][i].get<std::string>();
       std::vector<std::string_view> words;
-      ASSERT_TRUE(made->Split(text, &words).ok());
+      ASSERT_TRUE(made.Split(text, &words).ok());
       std::vector<size_t> lengths;
       for (const std::string_view word : words) {
         if (!word.empty()) lengths.push_back(word.size());
@@ -136,9 +136,8 @@ TEST(SentencePieceTest, WithoutByteTokensARunOfStrangersIsOneUnknown) {
   spec.model = TokenizerSpec::Model::kSentencePiece;
   spec.tokens = {{"<unk>", 0, TokenKind::kUnknown}, {"a"}, {"b"}, {"ab"}};
   spec.unknown = 0;
-  const auto tokenizer = Tokenizer::Create(spec);
-  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
-  EXPECT_THAT(*(*tokenizer)->Encode("xyabz", {}), ElementsAre(0, 3, 0));
+  ASSERT_OK_AND_ASSIGN(const auto tokenizer, Tokenizer::Create(spec));
+  EXPECT_THAT(*tokenizer->Encode("xyabz", {}), ElementsAre(0, 3, 0));
 }
 
 TEST(TokenizerTest, SpecialTextIsTextUnlessAsked) {
@@ -172,10 +171,9 @@ TEST(TokenizerTest, RoundTripsEveryText) {
         AppendUtf8(random() % kRanges[random() % 7], &text);
       }
       if (FindInvalidUtf8(text) != text.npos || text.find('<') != text.npos) continue;
-      const auto ids = tokenizer->Encode(text, {.parse_special = false});
-      ASSERT_TRUE(ids.ok()) << ids.status();
-      EXPECT_EQ(tokenizer->Decode(*ids, false), text) << name;
-      CheckStream(*tokenizer, *ids, false, text);
+      ASSERT_OK_AND_ASSIGN(const auto ids, tokenizer->Encode(text, {.parse_special = false}));
+      EXPECT_EQ(tokenizer->Decode(ids, false), text) << name;
+      CheckStream(*tokenizer, ids, false, text);
     }
   }
 }
@@ -240,9 +238,8 @@ TEST(TokenizerTest, OneLongWordIsNoTrap) {
   }
   for (const std::string& text : {letters, spaces, spaces + "x", lines, marks, brackets}) {
     for (const Tokenizer* tokenizer : {byte_level.get(), scored.get()}) {
-      const auto ids = tokenizer->Encode(text, {.add_special = false});
-      ASSERT_TRUE(ids.ok()) << ids.status();
-      EXPECT_EQ(tokenizer->Decode(*ids, false), text);
+      ASSERT_OK_AND_ASSIGN(const auto ids, tokenizer->Encode(text, {.add_special = false}));
+      EXPECT_EQ(tokenizer->Decode(ids, false), text);
     }
   }
   EXPECT_TRUE(FromFolder("qwen2")->Encode(marks, {}).ok());

@@ -4,10 +4,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <thread>
-
 #include "base/status.h"
 #include "tests/server/access/test_certificates.h"
+#include "tests/support/assert_ok.h"
+#include "tests/support/in_time.h"
 
 namespace treadle {
 namespace {
@@ -28,15 +28,15 @@ absl::StatusOr<std::unique_ptr<ApiKeys>> OpenText(const std::string& name,
 std::string Bearer(const std::string& key) { return "Bearer " + key; }
 
 TEST(ApiKeys, FindsWhoIsThere) {
-  const auto keys = OpenText("find", Str("# ours\n\n", kAlice, " alice\n", kBob, "  # no name\n"));
-  ASSERT_TRUE(keys.ok()) << keys.status();
-  EXPECT_TRUE((*keys)->Find(Bearer(kAlice)).ok());
-  EXPECT_TRUE((*keys)->Find(Bearer(kBob)).ok());
+  ASSERT_OK_AND_ASSIGN(const auto keys, OpenText("find", Str("# ours\n\n", kAlice, " alice\n", kBob,
+                                                             "  # no name\n")));
+  EXPECT_TRUE(keys->Find(Bearer(kAlice)).ok());
+  EXPECT_TRUE(keys->Find(Bearer(kBob)).ok());
   const std::string almost = std::string(kAlice) + "0";
   for (const std::string& wrong :
        {std::string(), std::string(kAlice), Bearer(""), Bearer(almost), "Basic " + almost,
         Bearer(std::string(kAlice).substr(1)), Bearer(Str(kAlice, " alice"))}) {
-    const absl::Status status = (*keys)->Find(wrong).status();
+    const absl::Status status = keys->Find(wrong).status();
     EXPECT_TRUE(absl::IsUnauthenticated(status)) << wrong;
     EXPECT_THAT(std::string(status.message()), Not(HasSubstr("0123456789")));
   }
@@ -109,10 +109,10 @@ TEST(ApiKeys, WhatIsWrongInTheFileIsNamedWithoutTheKey) {
 }
 
 TEST(ApiKeys, ASuspendedKeyIsDenied) {
-  const auto keys = OpenText("suspended", Str(kAlice, " alice 0\n", kBob, " bob - 0\n"));
-  ASSERT_TRUE(keys.ok());
+  ASSERT_OK_AND_ASSIGN(const auto keys,
+                       OpenText("suspended", Str(kAlice, " alice 0\n", kBob, " bob - 0\n")));
   for (const char* key : {kAlice, kBob}) {
-    EXPECT_TRUE(absl::IsPermissionDenied((*keys)->Find(Bearer(key)).status()));
+    EXPECT_TRUE(absl::IsPermissionDenied(keys->Find(Bearer(key)).status()));
   }
 }
 
@@ -149,34 +149,27 @@ TEST(ApiKeys, AChangedFileIsTakenOverAndABrokenOneIsNot) {
   std::vector<std::string> log;
   const std::string path = TestPath("reload");
   WriteText(path, Str(kAlice, " alice 1\n"));
-  const auto opened = ApiKeys::Open(path, [&](const LogEvent& event) {
-    MutexLock lock(mutex);
-    log.push_back(event.message);
-  });
-  ASSERT_TRUE(opened.ok());
-  const ApiKeys& keys = **opened;
-  const auto wait = [&](const std::function<bool()>& is) {
-    for (int i = 0; i < 6000 && !is(); ++i) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    }
-    return is();
-  };
+  ASSERT_OK_AND_ASSIGN(const auto opened, ApiKeys::Open(path, [&](const LogEvent& event) {
+                         MutexLock lock(mutex);
+                         log.push_back(event.message);
+                       }));
+  const ApiKeys& keys = *opened;
   ASSERT_TRUE((*keys.Find(Bearer(kAlice)))->Admit(ApiKey::TimePoint::clock::now()).ok());
 
   WriteText(path, Str(kAlice, " alice 1\n", kBob, " bob\n"));
-  EXPECT_TRUE(wait([&] { return keys.Find(Bearer(kBob)).ok(); }));
+  EXPECT_TRUE(ComesTrue([&] { return keys.Find(Bearer(kBob)).ok(); }));
   // Used tokens stay used.
   EXPECT_FALSE((*keys.Find(Bearer(kAlice)))->Admit(ApiKey::TimePoint::clock::now()).ok());
 
   WriteText(path, "bad\n");
-  EXPECT_TRUE(wait([&] {
+  EXPECT_TRUE(ComesTrue([&] {
     MutexLock lock(mutex);
     return !log.empty() && log.back().find("the keys stay as they were") != std::string::npos;
   }));
   EXPECT_TRUE(keys.Find(Bearer(kBob)).ok());
 
   WriteText(path, Str(kAlice, "\n"));
-  EXPECT_TRUE(wait([&] { return absl::IsUnauthenticated(keys.Find(Bearer(kBob)).status()); }));
+  EXPECT_TRUE(ComesTrue([&] { return absl::IsUnauthenticated(keys.Find(Bearer(kBob)).status()); }));
   EXPECT_TRUE(keys.Find(Bearer(kAlice)).ok());
   MutexLock lock(mutex);
   for (const std::string& line : log) EXPECT_THAT(line, Not(HasSubstr("0123456789")));

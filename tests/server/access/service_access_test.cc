@@ -14,6 +14,8 @@
 #include "tests/server/http/http_exchange.h"
 #include "tests/server/http/tls_client.h"
 #include "tests/server/test_server.h"
+#include "tests/support/assert_ok.h"
+#include "tests/support/in_time.h"
 
 namespace treadle {
 namespace {
@@ -47,14 +49,7 @@ class Lines {
     };
   }
   bool WaitFor(const std::string& text) {
-    for (int i = 0; i < 6000; ++i) {
-      {
-        MutexLock lock(mutex_);
-        if (all_.find(text) != std::string::npos) return true;
-      }
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    }
-    return false;
+    return ComesTrue([&] { return all().find(text) != std::string::npos; });
   }
   std::string all() {
     MutexLock lock(mutex_);
@@ -90,9 +85,8 @@ TEST(Access, TlsServesThoseWhoTrustIt) {
   const TestCa ca, other;
   const Files files("tls");
   files.Rotate(ca.Sign());
-  const auto tls = OpenSocketTls(files.paths, "h2", [](const LogEvent&) {});
-  ASSERT_TRUE(tls.ok()) << tls.status();
-  const auto server = Serve(**tls, ca);
+  ASSERT_OK_AND_ASSIGN(const auto tls, OpenSocketTls(files.paths, "h2", [](const LogEvent&) {}));
+  const auto server = Serve(*tls, ca);
   EXPECT_TRUE(Ask(*server, Client(ca)).ok());
   EXPECT_EQ(Ask(*server, Client(other)).error_code(), grpc::StatusCode::UNAVAILABLE);
   EXPECT_FALSE(Ask(*server, grpc::InsecureChannelCredentials()).ok());
@@ -104,9 +98,8 @@ TEST(Access, MutualTlsWantsACertificateOfItsCa) {
   files.Rotate(ca.Sign());
   files.paths.ca = TestPath("mutual.ca");
   WriteText(files.paths.ca, clients.pem());
-  const auto tls = OpenSocketTls(files.paths, "h2", [](const LogEvent&) {});
-  ASSERT_TRUE(tls.ok()) << tls.status();
-  const auto server = Serve(**tls, ca, clients.Sign());
+  ASSERT_OK_AND_ASSIGN(const auto tls, OpenSocketTls(files.paths, "h2", [](const LogEvent&) {}));
+  const auto server = Serve(*tls, ca, clients.Sign());
   EXPECT_TRUE(Ask(*server, Client(ca, clients.Sign())).ok());
   EXPECT_FALSE(Ask(*server, Client(ca)).ok());
   EXPECT_FALSE(Ask(*server, Client(ca, other.Sign())).ok());
@@ -118,9 +111,8 @@ TEST(Access, CertificatesAreRotatedUnderLoadWithoutAFailure) {
   const Files files("rotated");
   files.Rotate(old_ca.Sign());
   Lines lines;
-  const auto tls = OpenSocketTls(files.paths, "h2", lines.log());
-  ASSERT_TRUE(tls.ok());
-  const auto server = Serve(**tls, old_ca);
+  ASSERT_OK_AND_ASSIGN(const auto tls, OpenSocketTls(files.paths, "h2", lines.log()));
+  const auto server = Serve(*tls, old_ca);
   const std::string both = old_ca.pem() + new_ca.pem();
   const auto either = [&] { return grpc::SslCredentials({both, "", ""}); };
   std::atomic<bool> over = false;
@@ -312,8 +304,7 @@ TEST_F(Keys, ALimitIsSaid) {
 TEST(Refusals, EachIsCountedOnceUnderItsReason) {
   // A prompt of 400 tokens uses up what a key of one token a minute gets in hours.
   WriteText(TestPath("keys"), Str(kAlice, " alice\n", kMeagre, " meagre - 1\n"));
-  const auto keys = ApiKeys::Open(TestPath("keys"), [](const LogEvent&) {});
-  ASSERT_TRUE(keys.ok()) << keys.status();
+  ASSERT_OK_AND_ASSIGN(const auto keys, ApiKeys::Open(TestPath("keys"), [](const LogEvent&) {}));
   TestServerOptions options{
       .scheduling = {.max_batch_size = 1, .max_batch_tokens = 32, .max_queue = 1},
       .max_context = 1024,
@@ -321,7 +312,7 @@ TEST(Refusals, EachIsCountedOnceUnderItsReason) {
   options.gate_closed = true;
   options.http.body_bytes = 4096;
   options.adjust = [&](ServiceOptions& service) {
-    service.keys = keys->get();
+    service.keys = keys.get();
     service.limits.http2.message_bytes = 4096;
     service.work = {.entries = 64, .bytes = 2048};
   };
@@ -397,9 +388,10 @@ TEST(Refusals, EachIsCountedOnceUnderItsReason) {
 
   const auto wait_for = [&](int64_t running, int64_t waiting) {
     const RequestPool& pool = server.stack().pool();
-    for (PoolLoad load; load.running != running || load.waiting != waiting; load = pool.Load()) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
+    EXPECT_TRUE(ComesTrue([&] {
+      const PoolLoad load = pool.Load();
+      return load.running == running && load.waiting == waiting;
+    }));
   };
   Caller runs(kMeagre), waits(kAlice);
   const auto first = server.stub().GenerateStream(&runs.context, MakeRequest("r", 1, 400, 5));
@@ -419,10 +411,9 @@ TEST(Refusals, EachIsCountedOnceUnderItsReason) {
 }
 
 TEST_F(Keys, MetricsCanAskForOne) {
-  const auto port = server_->metrics().Listen("127.0.0.1:0", keys_.get());
-  ASSERT_TRUE(port.ok());
-  EXPECT_THAT(HttpGet(*port, "/metrics"), HasSubstr("401 Unauthorized"));
-  EXPECT_THAT(HttpGet(*port, "/metrics", Str("Authorization: Bearer ", kAlice, "\r\n")),
+  ASSERT_OK_AND_ASSIGN(const auto port, server_->metrics().Listen("127.0.0.1:0", keys_.get()));
+  EXPECT_THAT(HttpGet(port, "/metrics"), HasSubstr("401 Unauthorized"));
+  EXPECT_THAT(HttpGet(port, "/metrics", Str("Authorization: Bearer ", kAlice, "\r\n")),
               HasSubstr("treadle:num_requests_running"));
 }
 
@@ -434,17 +425,15 @@ TEST_F(Keys, MetricsOverTlsWantATokenOfTheirOwn) {
   const std::string path = TestPath("tokens");
   WriteText(path, Str(first, "\n"));
   Lines lines;
-  const auto tls = OpenSocketTls(files.paths, "http/1.1", lines.log());
-  ASSERT_TRUE(tls.ok()) << tls.status();
-  const auto tokens = ApiKeys::Open(path, lines.log(), "--metrics-token-file");
-  ASSERT_TRUE(tokens.ok()) << tokens.status();
+  ASSERT_OK_AND_ASSIGN(const auto tls, OpenSocketTls(files.paths, "http/1.1", lines.log()));
+  ASSERT_OK_AND_ASSIGN(const auto tokens, ApiKeys::Open(path, lines.log(), "--metrics-token-file"));
   // Listens until the server ends, and needs both.
-  const auto port = server_->metrics().Listen("127.0.0.1:0", tokens->get(), tls->get());
-  ASSERT_TRUE(port.ok());
+  ASSERT_OK_AND_ASSIGN(const auto port,
+                       server_->metrics().Listen("127.0.0.1:0", tokens.get(), tls.get()));
   const auto ask = [&](const std::string& authorization) {
     const std::string header =
         authorization.empty() ? "" : Str("Authorization: ", authorization, "\r\n");
-    return HttpsGet(*port, {.ca = ca.pem()}, "/metrics", header);
+    return HttpsGet(port, {.ca = ca.pem()}, "/metrics", header);
   };
   const auto bearer = [](const std::string& token) { return "Bearer " + token; };
   const std::string cut(first, sizeof first - 2);
@@ -458,14 +447,11 @@ TEST_F(Keys, MetricsOverTlsWantATokenOfTheirOwn) {
     EXPECT_THAT(reply, testing::Not(HasSubstr("treadle:"))) << wrong;
   }
   EXPECT_THAT(ask(bearer(first)), HasSubstr("treadle:num_requests_running"));
-  EXPECT_THAT(HttpGet(*port, "/metrics"), testing::Not(HasSubstr("HTTP/")));
+  EXPECT_THAT(HttpGet(port, "/metrics"), testing::Not(HasSubstr("HTTP/")));
 
   const auto served = [&](const char* token, bool yes) {
-    for (int i = 0; i < 600; ++i) {
-      if ((ask(bearer(token)).find(" 200 OK") != std::string::npos) == yes) return true;
-      std::this_thread::sleep_for(std::chrono::milliseconds(100));
-    }
-    return false;
+    return ComesTrue(
+        [&] { return (ask(bearer(token)).find(" 200 OK") != std::string::npos) == yes; });
   };
   WriteText(path, Str(first, "\n", second, "\n"));
   EXPECT_TRUE(served(second, true));
@@ -487,8 +473,7 @@ TEST_F(Keys, MetricsOverTlsWantATokenOfTheirOwn) {
 
 TEST(HealthServer, ShowsTheSameBoardOnAPortOfItsOwn) {
   const auto board = std::make_shared<HealthBoard>();
-  const auto port = HealthServer::Start("127.0.0.1:0", *board);
-  ASSERT_TRUE(port.ok()) << port.status();
+  ASSERT_OK_AND_ASSIGN(const auto port, HealthServer::Start("127.0.0.1:0", *board));
   TestServerOptions options;
   options.gate_closed = true;
   options.adjust = [&](ServiceOptions& service) {
@@ -498,7 +483,7 @@ TEST(HealthServer, ShowsTheSameBoardOnAPortOfItsOwn) {
   TestServer server(options);
   const auto says = [&](const std::string& name, bool serving) {
     return server.WaitHealth(name, serving) &&
-           server.WaitHealth(name, serving, ToString((*port)->address()));
+           server.WaitHealth(name, serving, ToString(port->address()));
   };
   EXPECT_TRUE(says("started", true));
   EXPECT_TRUE(says("live", true));
@@ -508,8 +493,8 @@ TEST(HealthServer, ShowsTheSameBoardOnAPortOfItsOwn) {
   EXPECT_TRUE(says("ready", true));
   EXPECT_TRUE(says("treadle.v1.Inference", true));
   EXPECT_TRUE(server.server().DrainAndStop(std::chrono::seconds(60)));
-  EXPECT_TRUE(server.WaitHealth("ready", false, ToString((*port)->address())));
-  const auto taken = HealthServer::Start(ToString((*port)->address()), *board);
+  EXPECT_TRUE(server.WaitHealth("ready", false, ToString(port->address())));
+  const auto taken = HealthServer::Start(ToString(port->address()), *board);
   EXPECT_THAT(std::string(taken.status().message()), HasSubstr("Address already in use"));
 }
 

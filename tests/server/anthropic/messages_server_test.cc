@@ -9,6 +9,7 @@
 #include "tests/server/access/test_certificates.h"
 #include "tests/server/http/http_exchange.h"
 #include "tests/server/test_server.h"
+#include "tests/support/assert_ok.h"
 
 namespace treadle {
 namespace {
@@ -73,10 +74,9 @@ TEST(MessagesServer, AStreamTellsTheSame) {
 TEST(MessagesServer, AKeyMayComeInItsOwnHeader) {
   const std::string path = TestPath("messages-keys");
   WriteText(path, "key-1-0123456789abc ann\n");
-  const auto keys = ApiKeys::Open(path, {});
-  ASSERT_TRUE(keys.ok()) << keys.status();
+  ASSERT_OK_AND_ASSIGN(const auto keys, ApiKeys::Open(path, {}));
   TestServerOptions options{.chat_template = kTemplate};
-  options.adjust = [&](ServiceOptions& service) { service.keys = keys->get(); };
+  options.adjust = [&](ServiceOptions& service) { service.keys = keys.get(); };
   TestServer server(options);
   for (const char* route : {"/v1/messages", "/v1/messages/count_tokens"}) {
     const auto code = [&](const std::string& headers) {

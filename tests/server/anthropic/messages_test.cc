@@ -11,6 +11,7 @@
 #include "server/anthropic/messages_request.h"
 #include "tests/server/anthropic/documented_fields.h"
 #include "tests/server/openai/chat_model.h"
+#include "tests/support/assert_ok.h"
 
 namespace treadle {
 namespace {
@@ -216,19 +217,11 @@ class Told {
   explicit Told(const std::string& more)
       : request_(*ReadMessagesRequest(Body(Str(kTools, more)), model_)),
         answer_(model_, request_, "msg_1") {
-    const RequestSpec spec{.prompt = {1, 2, 3, 4, 5}};
-    const SessionEvent::Prompt prompt{.request = spec, .details = {}, .cached_tokens = 2};
-    SessionEvent event;
-    event.prompt = &prompt;
-    answer_.Add(0, event);
+    AddPrompt(answer_);
   }
   MessagesAnswer& answer() { return answer_; }
   Told& Output(const OutputPart& part) {
-    const SessionEvent::End end;
-    SessionEvent event;
-    event.output = &part;
-    if (part.finish != FinishReason::kNone) event.end = &end;
-    answer_.Add(0, event);
+    AddOutput(answer_, part);
     return *this;
   }
 
@@ -320,18 +313,13 @@ TEST(MessagesAnswer, AStreamTellsBlocksOneAfterAnother) {
 // A block of its own, with the signature that clients expect; and counted.
 TEST(MessagesAnswer, ThinkingIsABlock) {
   const ServedModel model = ChatModel(R"({{ messages[0].content }}{# <think> </think> #})");
-  const auto request = ReadMessagesRequest(Body(R"("stream": true)"), model);
-  ASSERT_TRUE(request.ok()) << request.status();
-  MessagesAnswer answer(model, *request, "msg_1");
+  ASSERT_OK_AND_ASSIGN(const auto request, ReadMessagesRequest(Body(R"("stream": true)"), model));
+  MessagesAnswer answer(model, request, "msg_1");
   const OutputPart part{.text = "<think>hm</think>Hi",
                         .token_ids = {1, 2, 3, 4},
                         .ends = {7, 9, 17, 19},
                         .finish = FinishReason::kEndToken};
-  const SessionEvent::End end;
-  SessionEvent event;
-  event.output = &part;
-  event.end = &end;
-  answer.Add(0, event);
+  AddOutput(answer, part);
   const Json whole = Json::parse(answer.Whole());
   EXPECT_EQ(whole["content"], Json::parse(R"([
       {"type": "thinking", "thinking": "hm", "signature": ""},

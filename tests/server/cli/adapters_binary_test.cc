@@ -11,6 +11,7 @@
 
 #include "tests/server/cli/served_binary.h"
 #include "tests/server/http/http_exchange.h"
+#include "tests/support/whole_file.h"
 
 namespace treadle {
 namespace {
@@ -32,10 +33,7 @@ std::vector<float> Ask(const ServedBinary& server, const std::string& adapter) {
   for (int id = 0; id < 20; ++id) request.mutable_token_ids()->add_ids(id * 7 % 131);
   request.mutable_response()->set_logprobs(0);
   request.set_adapter(adapter);
-  grpc::ClientContext context;
-  v1::GenerateResponse response;
-  const grpc::Status status = server.stub().Generate(&context, request, &response);
-  EXPECT_TRUE(status.ok()) << status.error_message();
+  const v1::GenerateResponse response = Generate(server, request);
   std::vector<float> answer;
   for (const int32_t id : response.output().token_ids()) answer.push_back(static_cast<float>(id));
   for (const auto& token : response.output().logprobs()) answer.push_back(token.logprob());
@@ -55,7 +53,6 @@ TEST(AdaptersBinary, AnswersAreTheSameInSeveralProcessesAndBesideOthers) {
   const std::string exact = std::string(ServedBinary::kGrpcOnly) + "--compute exact --threads 1 ";
   for (const char* const flags : {"", "--pipeline-parallel 2", "--max-loras 1"}) {
     ServedBinary server(exact + flags, Flags());
-    ASSERT_SERVES(server);
     std::vector<std::vector<float>> answers;
     for (const char* const name :
          {"", "one", "llama-second", "llama", "llama-bf16", "soft-llama"}) {
@@ -83,7 +80,6 @@ TEST(AdaptersBinary, ARecordingRunsAgainWithTheSameAdapters) {
                                           "--record", record};
   {
     ServedBinary server(std::string(ServedBinary::kGrpcOnly) + "--threads 1", words);
-    ASSERT_SERVES(server);
     EXPECT_NE(Ask(server, "mine"), Ask(server, ""));
     EXPECT_EQ(server.Stop(), 0);
   }
@@ -115,25 +111,20 @@ TEST(AdaptersBinary, AStoredRequestGoesOnWithTheSameContentsAlone) {
   const std::string flags = std::string(ServedBinary::kGrpcOnly) + "--threads 1";
   {
     ServedBinary server(flags, words);
-    ASSERT_SERVES(server);
     v1::GenerateRequest request = GreedyRequest(8);
     request.mutable_token_ids()->add_ids(5);
     request.set_request_id("stored");
     request.set_adapter("mine");
-    grpc::ClientContext context;
-    v1::GenerateResponse response;
-    EXPECT_TRUE(server.stub().Generate(&context, request, &response).ok());
+    Generate(server, request);
   }
   {
     ServedBinary server(flags, words);
-    ASSERT_SERVES(server);
     const grpc::Status status = ResumeStatus(server);
     EXPECT_TRUE(status.ok()) << status.error_message();
   }
   std::filesystem::remove_all(folder / "mine");
   std::filesystem::copy(kAdapters + "llama-bf16", folder / "mine");
   ServedBinary server(flags, words);
-  ASSERT_SERVES(server);
   const grpc::Status status = ResumeStatus(server);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
   EXPECT_THAT(status.error_message(), HasSubstr("it was accepted with"));
@@ -149,13 +140,9 @@ double LogProbability(std::span<const float> logits, int32_t token) {
 // PEFT's log probabilities of a text behind a soft prompt, which is no part of what a client hears.
 // A log probability is the difference of two values within the tolerance of logits.
 TEST(AdaptersBinary, ASoftPromptIsNoText) {
-  std::ifstream description(kAdapters + "soft-llama/oracle.json");
-  const Json oracle = Json::parse(description);
+  const Json oracle = Json::parse(std::ifstream(kAdapters + "soft-llama/oracle.json"));
   const std::vector<int32_t> ids = oracle["token_ids"];
-  std::ifstream file(kAdapters + "soft-llama/logits.f32", std::ios::binary);
-  const std::vector<char> bytes{std::istreambuf_iterator<char>(file), {}};
-  std::vector<float> logits(bytes.size() / sizeof(float));
-  std::memcpy(logits.data(), bytes.data(), bytes.size());
+  const std::vector<float> logits = ReadFloats(kAdapters + "soft-llama/logits.f32");
   const size_t vocab = logits.size() / (ids.size() + 11);
   const double tolerance = 2 * 8 * oracle["fp32_rounding"].get<double>();
 
@@ -163,7 +150,6 @@ TEST(AdaptersBinary, ASoftPromptIsNoText) {
       std::string("--metrics-listen none --compute exact --kv-dtype f32 "
                   "--max-context 64 --max-batch-tokens 16 --max-batch-size 4 --page-size 16"),
       Flags());
-  ASSERT_SERVES(server);
   Json body = {{"model", "soft-llama"},
                {"prompt", ids},
                {"max_tokens", 13},
@@ -215,7 +201,6 @@ TEST(AdaptersBinary, ASoftPromptIsNoText) {
 
 TEST(AdaptersBinary, HttpNamesThemAsModels) {
   ServedBinary server("--metrics-listen none", Flags());
-  ASSERT_SERVES(server);
   const auto ask = [&](const std::string& model) {
     const Json body = {{"model", model},
                        {"prompt", {5, 7, 9}},
@@ -252,7 +237,6 @@ TEST(AdaptersBinary, OperatorsLoadAndUnload) {
   const std::string keys =
       folder.Write("keys", Str(kOperator, " boss - - operator\n", kUser, " user\n"));
   ServedBinary server("--metrics-listen none --model " + kBase, {"--api-keys-file", keys});
-  ASSERT_SERVES(server);
   const auto post = [&](const std::string& path, const Json& body, const std::string& key) {
     return Exchange(server.http_port(), "POST " + path, body.dump(), WithKey(key));
   };
@@ -300,7 +284,6 @@ TEST(AdaptersBinary, MetricsSayWhichAreInUse) {
   ServedBinary server(
       "--http-listen none --metrics-listen 127.0.0.1:0 --metrics-dialect both --max-loras 3",
       Flags());
-  ASSERT_SERVES(server);
   Ask(server, "one");
   const std::string port = WordAfter(server.listens(), "metrics at http://127.0.0.1:");
   ASSERT_NE(port, "") << server.listens();

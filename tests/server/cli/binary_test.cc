@@ -115,7 +115,6 @@ TEST(Binary, ProxiesOfTheEnvironmentAreNotForThisMachine) {
     return all;
   };
   const ServedBinary server(ServedBinary::kGrpcOnly, {"--model", OwnModel()});
-  ASSERT_SERVES(server);
   const std::string& address = server.address();
   for (const std::string& target : {address, "dns:///" + address, "ipv4:" + address}) {
     RunToEnd(under("127.0.0.1:1",
@@ -153,7 +152,6 @@ TEST(Binary, ServesGeneratesAndDrainsOnSigterm) {
   NEEDS_DEFAULT_MODEL(model);
   // Four minutes: builds under a sanitizer are slow.
   ServedBinary server(Flags(model, "4m"));
-  ASSERT_SERVES(server);
   // Flags that differ from the defaults are printed, and choices, but not the rest.
   EXPECT_THAT(server.output(), HasSubstr("max-context = 1024\n"));
   EXPECT_THAT(server.output(), HasSubstr("chosen automatically: "));
@@ -184,7 +182,6 @@ TEST(Binary, ServesGeneratesAndDrainsOnSigterm) {
 TEST(Binary, ASecondSignalEndsAtOnce) {
   NEEDS_DEFAULT_MODEL(model);
   ServedBinary server(Flags(model, "1h"));
-  ASSERT_SERVES(server);
   grpc::ClientContext context;
   const auto reader = server.stub().GenerateStream(&context, GreedyRequest(1000));
   v1::GenerateResponse message;
@@ -202,7 +199,6 @@ TEST(Binary, GeneratesInProcessWithTheSameResultAsTheServer) {
       "--json ";
   const std::string local = RunToEnd(Treadle(ask + "--pin-threads off", {"--model", model}));
   ServedBinary server(Flags(model, "10s"));
-  ASSERT_SERVES(server);
   // Progress lines come before the object.
   auto in_process = nlohmann::json::parse(local.substr(local.find('{')));
   auto over_grpc = nlohmann::json::parse(RunToEnd(Treadle(ask + "--target " + server.address())));
@@ -241,7 +237,6 @@ TEST(Binary, GenerateSamplesAsTheModelsAuthorsRecommend) {
   EXPECT_EQ(here("--temperature 0"), greedy);
   EXPECT_EQ(here("--generation-config none"), greedy);
   ServedBinary server(Str(ServedBinary::kGrpcOnly, "--model ", *model));
-  ASSERT_SERVES(server);
   EXPECT_EQ(tokens("--target " + server.address()), recommended);
 }
 

@@ -22,6 +22,7 @@
 #include "server/grpc/inference.grpc.pb.h"
 #include "tests/server/cli/served_binary.h"
 #include "tests/server/http/http_client.h"
+#include "tests/support/assert_ok.h"
 #include "tests/support/test_folder.h"
 #include "tests/support/tiny_model.h"
 
@@ -39,9 +40,8 @@ class DurableBinary : public testing::Test {
   void WriteModel(uint64_t seed) {
     TinyModelOptions options = SlowModel();
     options.seed = seed;
-    const auto written = WriteTinyLlamaGguf(root_.path(), options);
-    ASSERT_TRUE(written.ok());
-    model_ = *written;
+    ASSERT_OK_AND_ASSIGN(const auto written, WriteTinyLlamaGguf(root_.path(), options));
+    model_ = written;
   }
   std::string Flags() const {
     return Str("--http-listen 127.0.0.1:0 --metrics-listen none --threads 2 --max-batch-tokens 48",
@@ -202,7 +202,6 @@ TEST_F(DurableBinary, AServerThatIsKilledAtAnyTimeLosesNothing) {
   const int kills = asked == nullptr ? 8 : std::atoi(asked);
   Place place;
   place.Put(std::make_shared<ServedBinary>(Flags()));
-  ASSERT_SERVES(*place.Get());
   std::atomic<int> messages = 0, resumed = 0;
   std::vector<Heard> undisturbed;
   for (int kind = 0; kind < kKinds; ++kind) {
@@ -248,7 +247,6 @@ TEST_F(DurableBinary, AServerThatIsKilledAtAnyTimeLosesNothing) {
     server->Signal(SIGKILL);
     EXPECT_EQ(server->Wait(), 256 + SIGKILL);
     place.Put(std::make_shared<ServedBinary>(Flags()));
-    ASSERT_SERVES(*place.Get());
   }
   done = true;
   for (std::thread& client : clients) client.join();
@@ -276,7 +274,6 @@ TEST_F(DurableBinary, AStateThatWasCopiedForABranchIsMadeAgain) {
   Heard heard[2];
   for (const bool kill : {false, true}) {
     ServedBinary server(Flags());
-    ASSERT_SERVES(server);
     for (const int own : {1, 2, 3}) {
       Heard of_others;
       grpc::ClientContext context;
@@ -298,7 +295,6 @@ TEST_F(DurableBinary, AStateThatWasCopiedForABranchIsMadeAgain) {
   EXPECT_EQ(heard[0].cached, 288);
   EXPECT_LT(heard[1].tokens, 300);
   ServedBinary server(Flags());
-  ASSERT_SERVES(server);
   v1::ResumeRequest resume;
   resume.set_request_id("cut-3");
   resume.set_from_token(heard[1].tokens);
@@ -329,7 +325,6 @@ Heard HearAgain(ServedBinary& server, const std::string& id) {
 TEST_F(DurableBinary, AFolderThatIsDeletedIsNoticedAndMadeAnew) {
   Place place;
   place.Put(std::make_shared<ServedBinary>(Flags()));
-  ASSERT_SERVES(*place.Get());
   std::atomic<int> messages = 0, resumed = 0;
   constexpr int kLong = 6, kShort = 0;
   const Heard whole = Ask(place, kLong, "undisturbed", messages, resumed);
@@ -353,7 +348,6 @@ TEST_F(DurableBinary, AFolderThatIsDeletedIsNoticedAndMadeAnew) {
   first->Kill();
   EXPECT_THAT(first->output(), HasSubstr("while it was in use"));
   ServedBinary second(Flags());
-  ASSERT_SERVES(second);
   EXPECT_TRUE(HearAgain(second, "after-4").said == brief.said);
   for (const char* gone : {"running-4", "after-3", "undisturbed"}) {
     EXPECT_TRUE(HearAgain(second, gone).said.empty());
@@ -368,7 +362,6 @@ TEST_F(DurableBinary, WhatIsDamagedIsComputedAgain) {
   {
     Place place;
     place.Put(std::make_shared<ServedBinary>(Flags()));
-    ASSERT_SERVES(*place.Get());
     std::atomic<int> messages = 0, resumed = 0;
     for (int kind = 0; kind < kKinds; ++kind) {
       answers[Str("kind-", kind)] = Ask(place, kind, Str("kind-", kind), messages, resumed);
@@ -398,7 +391,6 @@ TEST_F(DurableBinary, WhatIsDamagedIsComputedAgain) {
 
   for (int start = 0; start < 2; ++start) {
     ServedBinary server(Flags());
-    ASSERT_SERVES(server);
     for (const auto& [id, heard] : answers) {
       EXPECT_TRUE(HearAgain(server, id).said == heard.said) << id;
     }
@@ -418,7 +410,6 @@ TEST_F(DurableBinary, OtherThreadsAndStagesGoOnAndAnotherModelDoesNot) {
   {
     Place place;
     place.Put(std::make_shared<ServedBinary>(Flags()));
-    ASSERT_SERVES(*place.Get());
     std::atomic<int> messages = 0, resumed = 0;
     whole = Ask(place, kKind, "whole", messages, resumed);
     v1::GenerateRequest request = Request(kKind);
@@ -434,13 +425,11 @@ TEST_F(DurableBinary, OtherThreadsAndStagesGoOnAndAnotherModelDoesNot) {
   }
   {
     ServedBinary stages(Flags() + "--pipeline-parallel 2");
-    ASSERT_SERVES(stages);
     EXPECT_TRUE(HearAgain(stages, "cut").said == whole.said);
     stages.Kill();
   }
   WriteModel(/*seed=*/2);
   ServedBinary other(Flags());
-  ASSERT_SERVES(other);
   grpc::ClientContext context;
   v1::ResumeRequest request;
   request.set_request_id("cut");
@@ -454,7 +443,6 @@ TEST_F(DurableBinary, OtherThreadsAndStagesGoOnAndAnotherModelDoesNot) {
 
 TEST_F(DurableBinary, AFolderHasOneServer) {
   ServedBinary server(Flags());
-  ASSERT_SERVES(server);
   EXPECT_THAT(RunToEnd(ServedBinary::Command(Flags()), 1),
               HasSubstr("durable is in use by another process"));
 }
@@ -465,13 +453,11 @@ TEST_F(DurableBinary, TheCommandResumes) {
     return RunToEnd(Treadle(Str("generate --target ", server.address(), " ", words), more), code);
   };
   ServedBinary first(Flags());
-  ASSERT_SERVES(first);
   const std::string whole =
       generate(first, "--request-id story --max-new-tokens 30 --ignore-eos --json",
                {"--prompt", "Once upon a time"});
   first.Kill();
   ServedBinary second(Flags());
-  ASSERT_SERVES(second);
   EXPECT_EQ(generate(second, "--resume story --json"), whole);
   EXPECT_EQ(generate(second, "--resume story --from 30"), "\n");
   EXPECT_THAT(generate(second, "--resume other", {}, 2), HasSubstr("no request with the id"));

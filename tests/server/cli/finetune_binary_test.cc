@@ -75,7 +75,6 @@ TEST(FinetuneBinary, TrainsThroughTheWorkersOfAServer) {
   const std::string workers = Str("--workers ", first.address(), ",", second.address());
   const ServedBinary server(Str("--model ", model, " ", workers, secret, " --max-batch-size 2 ",
                                 ServedBinary::kGrpcOnly));
-  ASSERT_SERVES(server);
   RunToEnd(Finetune("through", Str("--steps 5 ", workers, secret)));
   const std::string file = "/adapter_model.safetensors";
   EXPECT_NE(OwnFolder().Read("here" + file), "");

@@ -21,6 +21,8 @@
 #include "server/grpc/inference.grpc.pb.h"
 #include "tests/server/cli/served_binary.h"
 #include "tests/server/test_server.h"
+#include "tests/support/in_time.h"
+#include "tests/support/whole_file.h"
 #include "tests/support/written_part.h"
 
 namespace treadle {
@@ -44,10 +46,6 @@ std::vector<std::string> Lines(const std::string& text) {
   for (std::string line; std::getline(in, line);) lines.push_back(line);
   return lines;
 }
-std::string TextOf(const fs::path& path) {
-  std::ifstream file(path);
-  return std::string((std::istreambuf_iterator<char>(file)), {});
-}
 
 std::vector<json> EventsOf(const std::string& text) {
   std::vector<json> events;
@@ -63,15 +61,6 @@ json Find(const std::vector<json>& events, const std::string& name, const std::s
     if (event.value("event", "") == name && event.contains(key)) return event;
   }
   return nullptr;
-}
-
-// Waits until `done`; false if it does not come.
-template <typename Done>
-bool WaitUntil(const Done& done) {
-  for (int i = 0; i < 1200 && !done(); ++i) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
-  }
-  return done();
 }
 
 grpc::Status Ask(const std::string& address, float top_p = 1, int32_t new_tokens = 4) {
@@ -91,7 +80,6 @@ grpc::Status Ask(const std::string& address, float top_p = 1, int32_t new_tokens
 
 TEST(LogBinary, EveryLineIsJsonWorkersIncluded) {
   ServedBinary server(Flags("--log-format json --pipeline-parallel 2"));
-  ASSERT_SERVES(server);
   ASSERT_TRUE(Ask(server.address()).ok());
   EXPECT_EQ(Ask(server.address(), 7).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_EQ(server.Stop(), 0);
@@ -122,27 +110,26 @@ TEST(LogBinary, AFileIsRotatedByItsNameAndAHangUpIsNoSignal) {
   const std::string log = OwnFolder() / "server.log", old = OwnFolder() / "server.log.1";
   ChildProcess server(ServedBinary::Command(Flags("--log-file " + log)));
   std::string address;
-  ASSERT_TRUE(WaitUntil([&] {  // two lines, in any order
-    const std::string text = TextOf(log);
+  ASSERT_TRUE(ComesTrue([&] {  // two lines, in any order
+    const std::string text = ReadWhole(log);
     address = WordAfter(text, "listening on ");
     return text.find("ready:") != std::string::npos && !address.empty();
   }));
   fs::rename(log, old);
   server.Signal(SIGHUP);
   ASSERT_TRUE(Ask(address).ok());
-  EXPECT_TRUE(WaitUntil([&] {
-    return TextOf(log).find("request finished request_id=from-the-test") != std::string::npos;
-  })) << TextOf(log);
+  EXPECT_TRUE(ComesTrue([&] {
+    return ReadWhole(log).find("request finished request_id=from-the-test") != std::string::npos;
+  })) << ReadWhole(log);
   EXPECT_EQ(server.Stop(), 0);
-  EXPECT_EQ(Lines(TextOf(log)).back(), "drained");
-  EXPECT_THAT(TextOf(old), HasSubstr("threads = 1\n"));
+  EXPECT_EQ(Lines(ReadWhole(log)).back(), "drained");
+  EXPECT_THAT(ReadWhole(old), HasSubstr("threads = 1\n"));
   EXPECT_EQ(server.output(), "");
 }
 
 // SIGHUP comes before SIGTERM wherever both wait, so a process that it ends does not exit with 0.
 TEST(LogBinary, AHangUpIsNoSignalWithoutAFileEither) {
   ServedBinary server(Flags("--pipeline-parallel 2"));
-  ASSERT_SERVES(server);
   const std::vector<int> workers = ChildrenOf(server.pid());
   ASSERT_EQ(workers.size(), 2u);
   for (const int worker : workers) kill(worker, SIGHUP);
@@ -175,7 +162,6 @@ bool Ended(int pid) {
 
 TEST(LogBinary, AStderrThatNobodyReadsCostsLinesAndNoRequest) {
   ServedBinary server(Flags("--log-format json"));
-  ASSERT_SERVES(server);
   const std::string& address = server.address();
   // Each is a line of more than 300 bytes; a pipe takes 64 KiB.
   for (int i = 0; i < 300; ++i) {
@@ -183,7 +169,7 @@ TEST(LogBinary, AStderrThatNobodyReadsCostsLinesAndNoRequest) {
   }
   EXPECT_TRUE(Ask(address).ok());
   server.Signal(SIGTERM);
-  EXPECT_TRUE(WaitUntil([&] { return Ended(server.pid()); }));
+  EXPECT_TRUE(ComesTrue([&] { return Ended(server.pid()); }));
   EXPECT_EQ(server.Wait(), 0);
   EXPECT_LT(server.output().size(), 80'000u);
 }
@@ -196,17 +182,16 @@ TEST(LogBinary, AHungLedgerFileHoldsUpNeitherMetricsNorTheEnd) {
   ASSERT_GE(fcntl(disk, F_SETPIPE_SZ, 4096), 0);
   ServedBinary server(Str("--http-listen none --metrics-listen 127.0.0.1:0 --threads 1 --model ",
                           OwnModel(), " --ledger-file ", ledger));
-  ASSERT_SERVES(server);
   const std::string port = WordAfter(server.listens(), "metrics at http://127.0.0.1:");
   ASSERT_NE(port, "") << server.listens();
   const int metrics = std::atoi(port.c_str());
   for (int i = 1; i <= 5; ++i) {
     ASSERT_TRUE(Ask(server.address(), 1, 32).ok());
     const std::regex tokens(Str("\ntreadle:generation_tokens_total\\{[^}]*\\} ", 32 * i, "\n"));
-    EXPECT_TRUE(WaitUntil([&] { return std::regex_search(HttpGet(metrics, "/metrics"), tokens); }));
+    EXPECT_TRUE(ComesTrue([&] { return std::regex_search(HttpGet(metrics, "/metrics"), tokens); }));
   }
   server.Signal(SIGTERM);
-  EXPECT_TRUE(WaitUntil([&] { return Ended(server.pid()); }));
+  EXPECT_TRUE(ComesTrue([&] { return Ended(server.pid()); }));
   close(disk);  // one that did wait goes on now
   EXPECT_EQ(server.Wait(), 0);
   EXPECT_THAT(server.output(), HasSubstr(Str("ledger file '", ledger, "': ")));
@@ -234,7 +219,6 @@ std::string UnitOf(const std::string& name) {
 TEST(LogBinary, ThePageOfMetricsHasThemAll) {
   ServedBinary server(Str("--http-listen none --metrics-listen 127.0.0.1:0 --threads 1 --model ",
                           OwnModel(), " --ledger-file ", OwnFolder() / "ledger"));
-  ASSERT_SERVES(server);
   const std::string port = WordAfter(server.listens(), "metrics at http://127.0.0.1:");
   const std::string scrape = HttpGet(std::atoi(port.c_str()), "/metrics");
   std::map<std::string, std::string> rows;
@@ -264,7 +248,7 @@ TEST(LogBinary, WhatEndsAServerIsInItsLogAndOnStderr) {
                                          "--log-format json --model /no/such --log-file ", log)),
                2);
   EXPECT_THAT(said, HasSubstr("treadle serve: /no/such"));
-  const json failed = EventsOf(TextOf(log)).back();
+  const json failed = EventsOf(ReadWhole(log)).back();
   EXPECT_EQ(failed["event"], "failed");
   EXPECT_EQ(failed["severity"], "error");
   EXPECT_EQ(std::string(failed["message"]) + "\n", said);

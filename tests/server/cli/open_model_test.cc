@@ -10,7 +10,9 @@
 #include <functional>
 
 #include "kernels/cpu/cpu_backend.h"
+#include "tests/support/assert_ok.h"
 #include "tests/support/tiny_model.h"
+#include "tests/support/whole_file.h"
 
 namespace treadle {
 namespace {
@@ -87,26 +89,23 @@ TEST_F(NumericsKey, WhatTheAuthorsRecommendToSampleWithIsInIt) {
   const auto recommend = [&](const std::string& text) {
     std::ofstream(options.model + "/generation_config.json") << text;
   };
-  const auto plain = open();
-  ASSERT_TRUE(plain.ok()) << plain.status();
-  EXPECT_FALSE(plain->served.sampling_defaults.has_value());
+  ASSERT_OK_AND_ASSIGN(const auto plain, open());
+  EXPECT_FALSE(plain.served.sampling_defaults.has_value());
   recommend(R"({"temperature": 0.5, "top_k": 3})");
-  const auto recommended = open();
-  ASSERT_TRUE(recommended.ok()) << recommended.status();
-  EXPECT_EQ(recommended->served.sampling().temperature, 0.5f);
-  EXPECT_EQ(recommended->served.sampling().top_k, 3);
-  EXPECT_NE(recommended->served.fingerprint, plain->served.fingerprint);
+  ASSERT_OK_AND_ASSIGN(const auto recommended, open());
+  EXPECT_EQ(recommended.served.sampling().temperature, 0.5f);
+  EXPECT_EQ(recommended.served.sampling().top_k, 3);
+  EXPECT_NE(recommended.served.fingerprint, plain.served.fingerprint);
   recommend(R"({"temperature": 0.5, "top_p": 7})");
   EXPECT_THAT(std::string(open().status().message()),
               testing::EndsWith("generation_config.json: top_p is 7, expected (0, 1]; "
                                 "--generation-config none does not read it"));
   options.generation_config = GenerationConfig::kNone;
-  const auto ignored = open();
-  ASSERT_TRUE(ignored.ok()) << ignored.status();
-  EXPECT_FALSE(ignored->served.sampling_defaults.has_value());
+  ASSERT_OK_AND_ASSIGN(const auto ignored, open());
+  EXPECT_FALSE(ignored.served.sampling_defaults.has_value());
   // The same files, sampled from in another way.
   recommend(R"({"temperature": 0.5, "top_k": 3})");
-  EXPECT_NE(open()->served.fingerprint, recommended->served.fingerprint);
+  EXPECT_NE(open()->served.fingerprint, recommended.served.fingerprint);
 }
 
 TEST_F(NumericsKey, ADraftModelChangesNothingAndHasTheSameVocabulary) {
@@ -133,8 +132,7 @@ TEST_F(NumericsKey, ADraftModelChangesNothingAndHasTheSameVocabulary) {
   EXPECT_THAT(refusal(*WriteTinyLlamaGguf(other, without)),
               testing::HasSubstr("only the served model has a tokenizer; expected the vocabulary"));
   const std::string folder = *WriteTinyLlamaFolder(other, {});
-  std::ifstream in(folder + "/tokenizer.json");
-  std::string text((std::istreambuf_iterator<char>(in)), {});
+  std::string text = ReadWhole(folder + "/tokenizer.json");
   for (size_t at; (at = text.find("<|im_start|>")) != text.npos;) text.replace(at, 12, "<|begin|>");
   std::ofstream(folder + "/tokenizer.json") << text;
   EXPECT_THAT(refusal(folder), testing::HasSubstr("is '<|begin|>', the served model's "

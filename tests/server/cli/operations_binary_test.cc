@@ -148,7 +148,6 @@ TEST(Operations, TlsKeysAndProbesTogether) {
                           " --max-context 1024 --kv-memory 256M --tls-client-ca ", root, as_client,
                           " --api-keys-file ", keys, " --model ", model));
   const std::string line = server.listens();
-  ASSERT_SERVES(server);
   EXPECT_THAT(line, HasSubstr("(gRPC, TLS)"));
   EXPECT_NE(WordAfter(line, "probes at "), "");
   ASSERT_NE(server.WaitForLine("ready"), "");
@@ -190,7 +189,6 @@ TEST(Operations, TlsKeysAndProbesTogether) {
 TEST(Operations, TheVocabularyIsReadBeforeAConstraintAsksForIt) {
   NEEDS_DEFAULT_MODEL(model);
   ServedBinary server(Small(model));
-  ASSERT_SERVES(server);
   v1::GenerateRequest request;
   request.set_text("Once upon a time");
   request.mutable_constraint()->set_regex("a+");
@@ -208,7 +206,6 @@ TEST(Operations, TheVocabularyIsReadBeforeAConstraintAsksForIt) {
 TEST(Operations, RequestsThatAreCutOffShowInTheExitCode) {
   NEEDS_DEFAULT_MODEL(model);
   ServedBinary server(Str("--drain-timeout 1ms --model ", model, " ", ServedBinary::kGrpcOnly));
-  ASSERT_SERVES(server);
   grpc::ClientContext context;
   const auto reader = server.stub().GenerateStream(&context, GreedyRequest(1000));
   v1::GenerateResponse message;

@@ -22,7 +22,9 @@
 #include "server/grpc/inference.grpc.pb.h"
 #include "tests/server/cli/served_binary.h"
 #include "tests/server/cli/streamed_answers.h"
+#include "tests/support/assert_ok.h"
 #include "tests/support/faults/process_losses.h"
+#include "tests/support/in_time.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {
@@ -35,22 +37,23 @@ constexpr auto kPatience = std::chrono::minutes(5);
 
 const std::string& Model() { return OwnModel(SlowModel()); }
 
-// Whether the process goes within a minute.
+// Whether the process goes in time.
 bool Goes(int process) {
-  for (int i = 0; i < 600; ++i) {
+  return ComesTrue([&] {
     std::ifstream file("/proc/" + std::to_string(process) + "/stat");
     std::string line;
-    if (!std::getline(file, line) || line[line.rfind(')') + 2] == 'Z') return true;
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
-  }
-  return false;
+    return !std::getline(file, line) || line[line.rfind(')') + 2] == 'Z';
+  });
+}
+
+std::string Flags(const std::string& words) {
+  return Str(ServedBinary::kGrpcOnly, "--threads 2 --model ", Model(), " ", words);
 }
 
 class Server : public ServedBinary {
  public:
   explicit Server(const std::string& words, const std::vector<std::string>& more = {})
-      : ServedBinary(Str(kGrpcOnly, "--threads 2 --model ", Model(), " ", words), more),
-        workers_(ChildrenOf(pid())) {}
+      : ServedBinary(Flags(words), more), workers_(ChildrenOf(pid())) {}
 
   const std::vector<int>& workers() const { return workers_; }  // when it began, by stage
 
@@ -125,7 +128,6 @@ TEST(ParallelBinary, WorkersGiveTheSameAnswerAsOneProcess) {
   EXPECT_EQ(AnswerInProcess("--pipeline-parallel 3 --plan-forwarding late"), expected);
   for (const char* from : {"file", "master"}) {
     Server server(Str("--pipeline-parallel 2 --weights-from ", from));
-    ASSERT_SERVES(server);
     EXPECT_EQ(server.workers().size(), 2u);
     std::vector<int> answer;
     const grpc::Status status = server.Ask(40, &answer);
@@ -153,7 +155,6 @@ TEST(ParallelBinary, TheWholeGridAnswers) {
 
 TEST(ParallelBinary, RanksShareOneProcess) {
   Server server("--tensor-parallel 2 --compute exact");
-  ASSERT_SERVES(server);
   EXPECT_TRUE(server.workers().empty());
   EXPECT_THAT(server.Info().backend(), HasSubstr("2 ranks of cpu"));
   std::vector<int> answer;
@@ -166,7 +167,6 @@ TEST(ParallelBinary, RanksShareOneProcess) {
 
 TEST(ParallelBinary, AWorkerThatDiesIsReplaced) {
   Server server("--pipeline-parallel 2");
-  ASSERT_SERVES(server);
   ASSERT_EQ(server.workers().size(), 2u);
   for (const int victim : {1, 0}) {
     const std::vector<int> workers = ChildrenOf(server.pid());
@@ -181,7 +181,6 @@ TEST(ParallelBinary, AWorkerThatDiesIsReplaced) {
 
 TEST(ParallelBinary, AWorkerThatHangsIsReplaced) {
   Server server("--pipeline-parallel 2");
-  ASSERT_SERVES(server);
   ASSERT_EQ(server.workers().size(), 2u);
   const int victim = server.workers()[1];
   server.ExpectUndisturbed([&] { kill(victim, SIGSTOP); });
@@ -195,7 +194,6 @@ TEST(ParallelBinary, WorkersThatDieAtAnyTimeChangeNoAnswer) {
   const char* const asked = std::getenv("TREADLE_KILLS");
   const int kills = asked == nullptr ? 12 : std::atoi(asked);
   Server server("--pipeline-parallel 3 --max-batch-tokens 48 --kv-dtype int8");
-  ASSERT_SERVES(server);
   std::vector<Said> undisturbed(kRequestKinds);
   for (int kind = 0; kind < kRequestKinds; ++kind) {
     const grpc::Status status = server.Ask(RequestOfKind(kind), undisturbed[kind]);
@@ -248,7 +246,6 @@ TEST(ParallelBinary, WorkersThatDieAtAnyTimeChangeNoAnswer) {
 TEST(ParallelBinary, AnEmptyMemoryIsNeverTakenForAFullOne) {
   for (const int crash : {SIGABRT, SIGSEGV}) {
     Server server("--pipeline-parallel 2");
-    ASSERT_SERVES(server);
     ASSERT_EQ(server.workers().size(), 2u);
     const int stopped = server.workers()[0], crashed = server.workers()[1];
     server.ExpectUndisturbed([&] {
@@ -271,7 +268,6 @@ TEST(ParallelBinary, AnEmptyMemoryIsNeverTakenForAFullOne) {
 
 TEST(ParallelBinary, OrWhatRanEnds) {
   Server server("--pipeline-parallel 2 --on-worker-loss restart");
-  ASSERT_SERVES(server);
   ASSERT_EQ(server.workers().size(), 2u);
   const grpc::Status lost = server.AskAndDisturb([&] { kill(server.workers()[1], SIGKILL); });
   EXPECT_EQ(lost.error_code(), grpc::StatusCode::UNAVAILABLE);
@@ -282,7 +278,6 @@ TEST(ParallelBinary, OrWhatRanEnds) {
 
 TEST(ParallelBinary, OrTheServerEnds) {
   Server server("--pipeline-parallel 2 --on-worker-loss fail");
-  ASSERT_SERVES(server);
   ASSERT_EQ(server.workers().size(), 2u);
   const grpc::Status lost = server.AskAndDisturb([&] { kill(server.workers()[0], SIGKILL); });
   EXPECT_EQ(lost.error_code(), grpc::StatusCode::UNAVAILABLE);
@@ -293,7 +288,6 @@ TEST(ParallelBinary, OrTheServerEnds) {
 
 TEST(ParallelBinary, WorkersDoNotOutliveAServerThatIsKilled) {
   Server server("--pipeline-parallel 2");
-  ASSERT_SERVES(server);
   ASSERT_EQ(server.workers().size(), 2u);
   const grpc::Status lost = server.AskAndDisturb([&] {
     kill(server.workers()[1], SIGSTOP);
@@ -311,7 +305,6 @@ TEST(ParallelBinary, WorkersStartedByHandServeOneServerAfterTheOther) {
   ASSERT_NE(second.address(), "") << second.output();
   for (int i = 0; i < 2; ++i) {
     Server server(Str("--weights-from master --workers ", first.address(), ",", second.address()));
-    ASSERT_SERVES(server);
     EXPECT_TRUE(server.workers().empty());
     std::vector<int> answer;
     const grpc::Status status = server.Ask(40, &answer);
@@ -330,7 +323,6 @@ TEST(ParallelBinary, AWorkerThatComesBackIsUsedAgain) {
   WorkerBinary first("", {"--model", Model()});
   const std::string address = second->address();
   Server server(Str("--workers ", first.address(), ",", address));
-  ASSERT_SERVES(server);
   server.ExpectUndisturbed([&] {
     second.reset();  // SIGKILL
     second = std::make_unique<WorkerBinary>(model, std::vector<std::string>{}, address);
@@ -345,7 +337,6 @@ TEST(ParallelBinary, AWorkerThatIsAskedLeavesItsStageToASpare) {
       spare(known, {"--model", Model()});
   Server server(Str("--spares 1 --workers ", first.address(), ",", second.address(), ",",
                     spare.address(), " ", known));
-  ASSERT_SERVES(server);
   const std::string drain = "drain-worker " + second.address() + " ";
   EXPECT_THAT(RunToEnd(Treadle(drain), 1), HasSubstr("wants proof of its control secret"));
   server.ExpectUndisturbed([&] {
@@ -378,8 +369,7 @@ TEST(ParallelBinary, WhatCannotBeIsSaidBeforeAnythingIsLoaded) {
 // Whether this machine has GPUs or not.
 TEST(ParallelBinary, WorkersKeepToTheDeviceThatTheyWereGiven) {
   WorkerBinary worker("--device cpu", {"--model", Model()});
-  Server server("--device cuda --workers " + worker.address());
-  EXPECT_FALSE(server.serves());
+  ChildProcess server(ServedBinary::Command(Flags("--device cuda --workers " + worker.address())));
   EXPECT_NE(server.Wait(), 0);
   EXPECT_THAT(server.output(), HasSubstr("runs on cpu, this master wants cuda"));
 }
@@ -388,12 +378,11 @@ TEST(ParallelBinary, AForeignWorkerIsRefused) {
   TinyModelOptions other;
   other.layers = 4;
   other.seed = 2;
-  const auto written = WriteTinyGpt2Gguf(OwnFolder().path(), other);
-  ASSERT_TRUE(written.ok());
+  ASSERT_OK_AND_ASSIGN(const auto written, WriteTinyGpt2Gguf(OwnFolder().path(), other));
   WorkerBinary first("", {"--model", Model()});
-  WorkerBinary second("", {"--model", *written});
-  Server server(Str("--workers ", first.address(), ",", second.address()));
-  EXPECT_FALSE(server.serves());
+  WorkerBinary second("", {"--model", written});
+  ChildProcess server(
+      ServedBinary::Command(Flags(Str("--workers ", first.address(), ",", second.address()))));
   EXPECT_EQ(server.Wait(), 1);
   EXPECT_THAT(server.output(), HasSubstr(second.address()));
 }

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/server/cli/served_binary.h"
+#include "tests/support/assert_ok.h"
 
 namespace treadle {
 namespace {
@@ -17,10 +18,7 @@ struct Answer {
 Answer Ask(const ServedBinary& server, const std::string& text) {
   v1::GenerateRequest request = GreedyRequest(8);
   request.set_text(text);
-  grpc::ClientContext context;
-  v1::GenerateResponse response;
-  const grpc::Status status = server.stub().Generate(&context, request, &response);
-  EXPECT_TRUE(status.ok()) << status.error_message();
+  const v1::GenerateResponse response = Generate(server, request);
   return {response.output().text(), response.usage().cached_tokens()};
 }
 
@@ -31,15 +29,13 @@ TEST(PrefixCacheDiskBinary, ARestartedServerFindsWhatWasComputed) {
     return ServedBinary::kGrpcOnly + more + " --threads 1 --prefix-cache-disk " + disk + ":16M";
   };
   // Reading a page has to be faster than computing it, also where both take their time.
-  const auto slow = WriteTinyLlamaGguf(folder.path(), SlowModel());
-  ASSERT_TRUE(slow.ok());
-  const std::vector<std::string> model = {"--model", *slow};
+  ASSERT_OK_AND_ASSIGN(const auto slow, WriteTinyLlamaGguf(folder.path(), SlowModel()));
+  const std::vector<std::string> model = {"--model", slow};
   std::string text;
   for (int i = 0; i < 10; ++i) text += "one two three four five ";
   Answer before;
   {
     ServedBinary server(flags(""), model);
-    ASSERT_SERVES(server);
     EXPECT_THAT(server.output(), HasSubstr(disk + " has 0 pages of 32 tokens, 0M of 16M"));
     before = Ask(server, text);
     EXPECT_EQ(before.cached, 0);
@@ -52,7 +48,6 @@ TEST(PrefixCacheDiskBinary, ARestartedServerFindsWhatWasComputed) {
   for (int time = 0, cached = 0; cached <= 64; ++time) {
     ASSERT_LT(time, kTimes);
     ServedBinary server(flags(""), model);
-    ASSERT_SERVES(server);
     EXPECT_THAT(server.output(), HasSubstr("; reading a page takes "));
     const Answer after = Ask(server, text);
     EXPECT_EQ(after.text, before.text);
@@ -67,10 +62,9 @@ TEST(PrefixCacheDiskBinary, ModelsWithWindowsAreRefusedBeforeTheyAreLoaded) {
   const TestFolder folder;
   TinyModelOptions options;
   options.window = 18;
-  const auto model = WriteTinyLlamaGguf(folder.path(), options);
-  ASSERT_TRUE(model.ok());
+  ASSERT_OK_AND_ASSIGN(const auto model, WriteTinyLlamaGguf(folder.path(), options));
   EXPECT_THAT(RunToEnd(ServedBinary::Command("--prefix-cache-disk " + (folder / "pages:1M"),
-                                             {"--model", *model}),
+                                             {"--model", model}),
                        2),
               HasSubstr("--prefix-cache-disk is set, but the model has layers with a window"));
 }

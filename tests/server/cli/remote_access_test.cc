@@ -7,13 +7,14 @@
 
 #include <filesystem>
 #include <future>
-#include <thread>
 
 #include "base/status.h"
 #include "server/cli/daemon.h"
 #include "tests/engine/remote/driven_requests.h"
 #include "tests/server/access/test_certificates.h"
+#include "tests/support/assert_ok.h"
 #include "tests/support/faults/byte_proxy.h"
+#include "tests/support/in_time.h"
 #include "tests/support/ranks/remote_cluster.h"
 #include "tests/support/tiny_model.h"
 
@@ -56,11 +57,7 @@ std::string Ask(const std::string& address, const std::string& name) {
 }
 
 bool WaitFor(const std::string& address, const std::string& name, const std::string& answer) {
-  for (int i = 0; i < 600; ++i) {
-    if (Ask(address, name) == answer) return true;
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
-  }
-  return false;
+  return ComesTrue([&] { return Ask(address, name) == answer; });
 }
 
 TEST(RemoteAccess, AWorkerIsReadyWhileAnEpochStands) {
@@ -69,18 +66,16 @@ TEST(RemoteAccess, AWorkerIsReadyWhileAnEpochStands) {
   std::vector<std::unique_ptr<Worker>> workers;
   std::vector<std::string> addresses;
   for (int i = 0; i < options.stages; ++i) {
-    auto worker = Worker::Start(options.worker);
-    ASSERT_TRUE(worker.ok()) << worker.status();
-    addresses.push_back((*worker)->address());
-    workers.push_back(*std::move(worker));
+    ASSERT_OK_AND_ASSIGN(auto worker, Worker::Start(options.worker));
+    addresses.push_back(worker->address());
+    workers.push_back(std::move(worker));
     EXPECT_EQ(Ask(addresses.back(), ""), "1");
     EXPECT_EQ(Ask(addresses.back(), "ready"), "2");
     EXPECT_EQ(Ask(addresses.back(), "other"), "code 5");  // NOT_FOUND
   }
   {
-    auto engine = EngineOptionsFor(options, addresses);
-    ASSERT_TRUE(engine.ok());
-    const auto remote = RemoteEngine::Create(*std::move(engine));
+    ASSERT_OK_AND_ASSIGN(auto engine, EngineOptionsFor(options, addresses));
+    const auto remote = RemoteEngine::Create(std::move(engine));
     ASSERT_TRUE(remote.ok()) << remote.status();
     for (const std::string& address : addresses) EXPECT_TRUE(WaitFor(address, "ready", "1"));
   }
@@ -140,13 +135,11 @@ TEST_P(ControlBytes, EndAnEpochOrDoNoHarm) {
     return Str("127.0.0.1:", proxy->port());
   };
   const auto requests = SomeRequests(6, 1);
-  auto local = MakeLocalEngine(options.model, 1);
-  ASSERT_TRUE(local.ok());
+  ASSERT_OK_AND_ASSIGN(auto local, MakeLocalEngine(options.model, 1));
   PlanDriver expected(DriverOptions(1), requests);
-  ASSERT_EQ(EngineClient(*std::move(local)).Run(expected), absl::OkStatus());
-  auto cluster = StartThreadCluster(options);
-  ASSERT_TRUE(cluster.ok()) << cluster.status();
-  EngineClient client(std::move(cluster->engine));
+  ASSERT_EQ(EngineClient(std::move(local)).Run(expected), absl::OkStatus());
+  ASSERT_OK_AND_ASSIGN(auto cluster, StartThreadCluster(options));
+  EngineClient client(std::move(cluster.engine));
   bool used = false;  // the epoch, whose plans are numbered from its beginning on
   for (const int64_t skip : {0, 3000}) {
     const int before = proxy->happened();  // a heartbeat may meet the fault at once

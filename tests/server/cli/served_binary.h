@@ -3,9 +3,11 @@
 #pragma once
 
 #include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
 
 #include <memory>
 #include <sstream>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -53,7 +55,7 @@ inline v1::GenerateRequest GreedyRequest(int tokens) {
   return request;
 }
 
-// `treadle serve`, once it has said where it listens, or has ended.
+// `treadle serve`, once it has said where it listens. The test fails if it ends before.
 class ServedBinary : public ChildProcess {
  public:
   static constexpr char kGrpcOnly[] = "--http-listen none --metrics-listen none ";
@@ -73,10 +75,10 @@ class ServedBinary : public ChildProcess {
       : ChildProcess(Command(words, more)), listens_(WaitForLine("gRPC")) {
     const std::string behind_http = WordAfter(listens_, "gRPC on ");
     address_ = behind_http.empty() ? WordAfter(listens_, "listening on ") : behind_http;
-    if (serves()) stub_ = Connect();
+    if (address_.empty()) throw std::runtime_error("treadle serve has ended: " + output());
+    stub_ = Connect();
   }
 
-  bool serves() const { return !address_.empty(); }
   const std::string& listens() const { return listens_; }  // the line
   const std::string& address() const { return address_; }  // gRPC's
   int http_port() const {
@@ -98,7 +100,15 @@ class ServedBinary : public ChildProcess {
   std::unique_ptr<v1::Inference::Stub> stub_;
 };
 
-#define ASSERT_SERVES(server) ASSERT_TRUE((server).serves()) << (server).output()
+// The answer to a request, which is expected to end well.
+inline v1::GenerateResponse Generate(const ServedBinary& server,
+                                     const v1::GenerateRequest& request) {
+  grpc::ClientContext context;
+  v1::GenerateResponse response;
+  const grpc::Status status = server.stub().Generate(&context, request, &response);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  return response;
+}
 
 // `treadle worker`, once it has said where it listens, or has ended.
 class WorkerBinary : public ChildProcess {

@@ -30,7 +30,6 @@ void Record(const std::string& file, const std::string& flags) {
   ServedBinary server(Str(ServedBinary::kGrpcOnly, "--threads 1 --max-batch-size 2 ",
                           "--max-batch-tokens 8 ", flags, " --record ", file, " --model ",
                           OwnModel(tiny)));
-  ASSERT_SERVES(server);
   std::vector<std::thread> clients;
   for (int client = 0; client < 3; ++client) {
     clients.emplace_back([&server, client] {
@@ -96,10 +95,7 @@ TEST(SimulateBinary, TakesTheMachineOfALedger) {
   {
     ServedBinary server(Str(ServedBinary::kGrpcOnly, "--threads 1 --speculate off --ledger-file ",
                             ledger, " --model ", OwnModel()));
-    ASSERT_SERVES(server);
-    grpc::ClientContext context;
-    v1::GenerateResponse response;
-    EXPECT_TRUE(server.stub().Generate(&context, GreedyRequest(60), &response).ok());
+    Generate(server, GreedyRequest(60));
     ASSERT_EQ(server.Stop(), 0) << server.output();
   }
   const std::string of = "--max-context 256 --input-len 8 --output-len 4 --num-prompts 5 --model " +

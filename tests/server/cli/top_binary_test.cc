@@ -39,10 +39,7 @@ void Ask(const ServedBinary& server) {
   for (const int id : {1, 2, 3, 4, 5}) request.mutable_token_ids()->add_ids(id);
   request.mutable_stopping()->set_max_new_tokens(40);
   request.mutable_stopping()->set_ignore_eos(true);
-  v1::GenerateResponse response;
-  grpc::ClientContext context;
-  const grpc::Status status = server.stub().Generate(&context, request, &response);
-  EXPECT_TRUE(status.ok()) << status.error_message();
+  Generate(server, request);
 }
 
 // A port of this machine where nobody listens.

@@ -15,6 +15,7 @@
 #include "base/status.h"
 #include "tests/server/access/test_certificates.h"
 #include "tests/server/test_server.h"
+#include "tests/support/assert_ok.h"
 #include "tests/support/in_time.h"
 
 namespace treadle {
@@ -146,10 +147,9 @@ TEST(TopWatch, SaysThatTheServerDrainsAndGoesAndFindsTheNextOne) {
 TEST(TopWatch, GivesUpWhereItIsNotWanted) {
   const std::string path = TestPath("keys");
   WriteText(path, "alice-0123456789abcdef alice\n");
-  auto keys = ApiKeys::Open(path, [](const LogEvent&) {});
-  ASSERT_TRUE(keys.ok()) << keys.status();
+  ASSERT_OK_AND_ASSIGN(auto keys, ApiKeys::Open(path, [](const LogEvent&) {}));
   TestServerOptions options;
-  options.adjust = [&](ServiceOptions& service) { service.keys = keys->get(); };
+  options.adjust = [&](ServiceOptions& service) { service.keys = keys.get(); };
   TestServer server(options);
   const std::string address = ToString(server.server().address());
   const auto stranger = Start(address, "Bearer nobody-0123456789abcdef");

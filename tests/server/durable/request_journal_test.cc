@@ -19,6 +19,8 @@
 
 #include "base/checksum.h"
 #include "base/status.h"
+#include "tests/support/assert_ok.h"
+#include "tests/support/whole_file.h"
 
 namespace treadle {
 namespace {
@@ -28,10 +30,6 @@ using testing::Contains;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-std::string ReadFile(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
 void WriteFile(const std::string& path, const std::string& bytes) {
   std::ofstream(path, std::ios::binary) << bytes;
 }
@@ -193,7 +191,7 @@ class RequestJournalTest : public testing::Test {
   }
   std::map<std::string, std::string> Save() {
     std::map<std::string, std::string> files;
-    for (const std::string& path : Files()) files[path] = ReadFile(path);
+    for (const std::string& path : Files()) files[path] = ReadWhole(path);
     return files;
   }
   std::string Segment(int number) const {
@@ -244,7 +242,7 @@ TEST_F(RequestJournalTest, AFlippedBitIsFound) {
 TEST_F(RequestJournalTest, BytesThatRotWhileTheServerRunsAreFound) {
   const Contents contents = Fill();
   ASSERT_TRUE(Open().ok());
-  std::string bytes = ReadFile(Segment(2));
+  std::string bytes = ReadWhole(Segment(2));
   const size_t at = bytes.find("two piece 4");
   ++bytes[at];
   WriteFile(Segment(2), bytes);
@@ -262,7 +260,7 @@ TEST_F(RequestJournalTest, BytesThatRotWhileTheServerRunsAreFound) {
   }
   EXPECT_EQ(Read(NumberOf("one")).value(), contents.at("one"));
 
-  bytes = ReadFile(Segment(1));
+  bytes = ReadWhole(Segment(1));
   ++bytes[bytes.find("request three")];
   WriteFile(Segment(1), bytes);
   const absl::Status lost = Read(NumberOf("three")).status();
@@ -273,7 +271,7 @@ TEST_F(RequestJournalTest, BytesThatRotWhileTheServerRunsAreFound) {
 
 TEST_F(RequestJournalTest, DamageIsCountedAndNamed) {
   const Contents contents = Fill();
-  std::string bytes = ReadFile(Segment(1));
+  std::string bytes = ReadWhole(Segment(1));
   const size_t begin = bytes.find("request two"), end = bytes.find("two piece 1");
   std::fill(bytes.begin() + static_cast<ptrdiff_t>(begin),
             bytes.begin() + static_cast<ptrdiff_t>(end), '\0');
@@ -342,7 +340,7 @@ TEST_F(RequestJournalTest, FramesThatWereMovedAreFound) {
 // The same requests, numbers and places, in another folder.
 TEST_F(RequestJournalTest, AnotherStoresFramesAreFound) {
   Fill();
-  const std::string other = ReadFile(Segment(1));
+  const std::string other = ReadWhole(Segment(1));
   Restore({});
   const Contents contents = Fill();
   const auto files = Save();
@@ -377,10 +375,9 @@ TEST_F(RequestJournalTest, AFileMayEndAnywhere) {
         ASSERT_TRUE(Open().ok());
         EXPECT_THAT(logged_, IsEmpty());
         for (const auto& [id, stored] : contents) {
-          const auto read = Read(NumberOf(id));
-          ASSERT_TRUE(read.ok());
-          EXPECT_TRUE(std::ranges::equal(read->pieces,
-                                         std::span(stored.pieces).first(read->pieces.size())));
+          ASSERT_OK_AND_ASSIGN(const auto read, Read(NumberOf(id)));
+          EXPECT_TRUE(
+              std::ranges::equal(read.pieces, std::span(stored.pieces).first(read.pieces.size())));
         }
       }
     }
@@ -439,7 +436,7 @@ TEST_F(RequestJournalTest, OtherVersionsAreRefusedOrLeftAlone) {
   WriteFile(folder_ + "/requests.sqlite", "of an older version");
   ASSERT_TRUE(Open().ok());
   EXPECT_THAT(logged_, testing::ElementsAre(HasSubstr("requests.sqlite was written by another")));
-  EXPECT_EQ(ReadFile(folder_ + "/requests.sqlite"), "of an older version");
+  EXPECT_EQ(ReadWhole(folder_ + "/requests.sqlite"), "of an older version");
   journal_.reset();
   std::string later = SegmentHeader{.store = 7}.ToBytes();
   later[7] = 9;
@@ -468,7 +465,7 @@ TEST_F(RequestJournalTest, AFolderThatIsDeletedIsNoticedAndMadeAnew) {
         fs::create_directories(folder_);
       },
       [&] {  // a file of the same name
-        const std::string path = Files().back(), bytes = ReadFile(path);
+        const std::string path = Files().back(), bytes = ReadWhole(path);
         fs::remove(path);
         WriteFile(path, bytes);
       },
@@ -595,7 +592,7 @@ TEST_F(RequestJournalTest, RandomHistoriesHold) {
         journal_.reset();
         for (unsigned i = damage ? below(3) : 0; i > 0; --i) {
           const std::string path = Files()[below(Files().size())];
-          std::string bytes = ReadFile(path);
+          std::string bytes = ReadWhole(path);
           const unsigned at = below(bytes.size());
           bytes[at] = static_cast<char>(bytes[at] ^ 1 << below(8));
           WriteFile(path, bytes);

@@ -16,6 +16,9 @@
 #include <thread>
 
 #include "base/status.h"
+#include "tests/support/assert_ok.h"
+#include "tests/support/in_time.h"
+#include "tests/support/whole_file.h"
 
 namespace treadle {
 namespace {
@@ -82,12 +85,7 @@ class RequestStoreTest : public testing::Test {
   }
   // Waits until nobody can have it any more.
   bool Goes(const std::string& id) {
-    for (const auto end = std::chrono::steady_clock::now() + kPatience;
-         std::chrono::steady_clock::now() < end;) {
-      if (absl::IsNotFound(Claim(id).status())) return true;
-      std::this_thread::sleep_for(std::chrono::milliseconds(100));
-    }
-    return false;
+    return ComesTrue([&] { return absl::IsNotFound(Claim(id).status()); });
   }
 
   std::string folder_;
@@ -105,9 +103,8 @@ TEST_F(RequestStoreTest, WhatWasToldIsThereAgain) {
   }
   ASSERT_TRUE(Open().ok());
   for (const auto& [id, tokens] : {std::pair("one", 3), std::pair("other", 4)}) {
-    auto resumed = Claim(id);
-    ASSERT_TRUE(resumed.ok()) << resumed.status();
-    const StoredRequest& request = resumed->request;
+    ASSERT_OK_AND_ASSIGN(auto resumed, Claim(id));
+    const StoredRequest& request = resumed.request;
     EXPECT_EQ(request.id, id);
     EXPECT_EQ(request.kind, "test");
     EXPECT_EQ(request.body, Request().body);
@@ -115,7 +112,7 @@ TEST_F(RequestStoreTest, WhatWasToldIsThereAgain) {
     EXPECT_EQ(request.prompt, Request().prompt);
     EXPECT_EQ(request.seed, ~uint64_t{0});
     EXPECT_EQ(request.max_new_tokens, 9);
-    const StreamBatch& answer = resumed->answer;
+    const StreamBatch& answer = resumed.answer;
     ASSERT_EQ(answer.prompt_detail.size(), 1u);
     EXPECT_EQ(answer.prompt_detail[0].top[1].logprob, -2);
     ASSERT_EQ(std::ssize(answer.tokens), tokens);
@@ -130,7 +127,7 @@ TEST_F(RequestStoreTest, WhatWasToldIsThereAgain) {
     if (answer.ended) {
       EXPECT_EQ(answer.timings.total, 2.5);
     } else {  // it goes on behind that
-      EXPECT_TRUE(Append(*resumed->stream, Piece(3, 1, true)).ok());
+      EXPECT_TRUE(Append(*resumed.stream, Piece(3, 1, true)).ok());
     }
   }
   EXPECT_EQ(Claim("one")->answer.tokens.size(), 4u);
@@ -152,10 +149,9 @@ TEST_F(RequestStoreTest, ManyWriteAtOnce) {
   ASSERT_TRUE(Open().ok());
   for (int w = 0; w < 3; ++w) {
     for (int r = 0; r < 5; ++r) {
-      const auto resumed = Claim(Str(w, ".", r));
-      ASSERT_TRUE(resumed.ok()) << resumed.status();
-      ASSERT_EQ(resumed->answer.tokens.size(), 40u);
-      for (int32_t i = 0; i < 40; ++i) EXPECT_EQ(resumed->answer.tokens[i].token, i);
+      ASSERT_OK_AND_ASSIGN(const auto resumed, Claim(Str(w, ".", r)));
+      ASSERT_EQ(resumed.answer.tokens.size(), 40u);
+      for (int32_t i = 0; i < 40; ++i) EXPECT_EQ(resumed.answer.tokens[i].token, i);
     }
   }
 }
@@ -208,16 +204,14 @@ TEST_F(RequestStoreTest, IdsAreTheirOwnersOwn) {
   ASSERT_TRUE(Open().ok());
   for (const int32_t tokens : {1, 2}) {
     const std::string owner = tokens == 1 ? "alice" : "bob";
-    auto stream = Accept("a", owner);
-    ASSERT_TRUE(stream.ok()) << stream.status();
-    EXPECT_TRUE(Append(**stream, Piece(0, tokens)).ok());
+    ASSERT_OK_AND_ASSIGN(auto stream, Accept("a", owner));
+    EXPECT_TRUE(Append(*stream, Piece(0, tokens)).ok());
     EXPECT_TRUE(absl::IsAlreadyExists(Accept("a", owner).status()));
   }
   ASSERT_TRUE(Open().ok());
   for (const int32_t tokens : {1, 2}) {
-    const auto resumed = Claim("a", tokens == 1 ? "alice" : "bob");
-    ASSERT_TRUE(resumed.ok()) << resumed.status();
-    EXPECT_EQ(std::ssize(resumed->answer.tokens), tokens);
+    ASSERT_OK_AND_ASSIGN(const auto resumed, Claim("a", tokens == 1 ? "alice" : "bob"));
+    EXPECT_EQ(std::ssize(resumed.answer.tokens), tokens);
   }
 }
 
@@ -240,11 +234,7 @@ TEST_F(RequestStoreTest, ADamagedRequestIsNamedAndTheOthersAreThere) {
   }
   store_.reset();
   const std::string path = folder_ + "/requests-00000001.log";
-  std::string bytes;
-  {
-    std::ifstream file(path, std::ios::binary);
-    bytes.assign(std::istreambuf_iterator<char>(file), {});
-  }
+  std::string bytes = ReadWhole(path);
   // The second request's own frame, and the third one's second piece: its tokens would be others.
   const size_t second = bytes.find("body", bytes.find("body") + 1);
   const size_t third = bytes.find(ToBytes(Piece(3, 3)), bytes.rfind("body"));
@@ -393,14 +383,13 @@ TEST_F(RequestStoreTest, AFullDiskRefusesNewRequestsAndEndsNoOldOnes) {
   // Stored pieces of the old one have no gap.
   old->reset();
   ASSERT_TRUE(Open().ok());
-  auto resumed = Claim("old");
-  ASSERT_TRUE(resumed.ok()) << resumed.status();
-  EXPECT_GE(resumed->answer.tokens.size(), 3u);
-  EXPECT_LT(resumed->answer.tokens.size(), 200u);
-  for (int32_t i = 0; i < std::ssize(resumed->answer.tokens); ++i) {
-    EXPECT_EQ(resumed->answer.tokens[i].token, i);
+  ASSERT_OK_AND_ASSIGN(auto resumed, Claim("old"));
+  EXPECT_GE(resumed.answer.tokens.size(), 3u);
+  EXPECT_LT(resumed.answer.tokens.size(), 200u);
+  for (int32_t i = 0; i < std::ssize(resumed.answer.tokens); ++i) {
+    EXPECT_EQ(resumed.answer.tokens[i].token, i);
   }
-  resumed->stream.reset();  // before the store
+  resumed.stream.reset();  // before the store
   store_.reset();
   umount(folder_.c_str());
 }

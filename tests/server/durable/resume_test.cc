@@ -29,11 +29,9 @@ constexpr int kTokens = 24;
 class DurableServer {
  public:
   explicit DurableServer(const std::string& folder, const std::string& keys_file = "") {
-    auto journal = RequestJournal::Open(folder, {});
-    TREADLE_CHECK(journal.ok());
-    auto store = RequestStore::Open(*std::move(journal), {.fingerprint = "fp_1"});
-    TREADLE_CHECK(store.ok());
-    store_ = *std::move(store);
+    auto journal = RequestJournal::Open(folder, {}).value();
+    auto store = RequestStore::Open(std::move(journal), {.fingerprint = "fp_1"}).value();
+    store_ = std::move(store);
     if (!keys_file.empty()) keys_ = *ApiKeys::Open(keys_file, [](const LogEvent&) {});
     TestServerOptions options;
     options.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}";

@@ -16,6 +16,7 @@
 #include "tests/server/access/test_certificates.h"
 #include "tests/server/gateway/gateway_fixture.h"
 #include "tests/server/test_server.h"
+#include "tests/support/assert_ok.h"
 
 namespace treadle {
 namespace {
@@ -183,9 +184,8 @@ TEST_F(Gateway, TheDeadlineIsTheRequests) {
 TEST_F(Gateway, KeysAreAskedForAndAKeyAbortsItsOwn) {
   const std::string alice = "alice-0123456789abcdef", bob = "bob-0123456789abcdefgh";
   WriteText(TestPath("gateway.keys"), alice + " alice\n" + bob + " bob\n");
-  auto keys = ApiKeys::Open(TestPath("gateway.keys"), [](const LogEvent&) {});
-  ASSERT_TRUE(keys.ok()) << keys.status();
-  keys_ = *std::move(keys);
+  ASSERT_OK_AND_ASSIGN(auto keys, ApiKeys::Open(TestPath("gateway.keys"), [](const LogEvent&) {}));
+  keys_ = std::move(keys);
   Serve({.adjust = [&](ServiceOptions& service) { service.keys = keys_.get(); }});
 
   const auto refused = [](const grpc::Status& status) {

@@ -13,6 +13,7 @@
 #include "server/gateway/vllm_engine.grpc.pb.h"
 #include "tests/server/access/test_certificates.h"
 #include "tests/server/test_server.h"
+#include "tests/support/assert_ok.h"
 
 namespace treadle {
 namespace {
@@ -165,9 +166,8 @@ TEST_F(KvEventCalls, AreForOperatorsAndTellOwnersApart) {
   const std::string alice(16, 'a'), bob(16, 'b'), operator_key(16, 'o');
   const std::string file = TestPath("events.keys");
   WriteText(file, alice + " alice\n" + bob + " bob\n" + operator_key + " root - - operator\n");
-  auto keys = ApiKeys::Open(file, [](const LogEvent&) {});
-  ASSERT_TRUE(keys.ok()) << keys.status();
-  keys_ = *std::move(keys);
+  ASSERT_OK_AND_ASSIGN(auto keys, ApiKeys::Open(file, [](const LogEvent&) {}));
+  keys_ = std::move(keys);
   TestServerOptions options = Telling();
   options.adjust = [&](ServiceOptions& service) { service.keys = keys_.get(); };
   Serve(options);

@@ -8,13 +8,13 @@
 #include <deque>
 #include <memory>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include "base/status.h"
 #include "base/sync.h"
 #include "server/http/http_server.h"
 #include "tests/server/http/http_client.h"
+#include "tests/support/in_time.h"
 
 namespace treadle {
 
@@ -67,9 +67,7 @@ class EchoServer {
     return reply;
   }
   bool WaitClosed(int times) {
-    for (int i = 0; i < 6000 && closed < times; ++i)
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    return closed == times;
+    return ComesTrue([&] { return closed >= times; }) && closed == times;
   }
 
   std::atomic<int> closed = 0;

@@ -12,6 +12,7 @@
 #include "base/status.h"
 #include "tests/server/http/echo_server.h"
 #include "tests/server/http/http_client.h"
+#include "tests/support/in_time.h"
 
 namespace treadle {
 namespace {
@@ -192,9 +193,7 @@ TEST(HttpServer, WhoDoesNotReadIsCutOff) {
     reply->Write(std::string(1 << 20, 'x'), [&](bool sent) { ++(sent ? sent_pieces : lost); });
   }
   EXPECT_TRUE(server.WaitClosed(1));
-  for (int i = 0; i < 600 && sent_pieces + lost < 100; ++i) {
-    std::this_thread::sleep_for(milliseconds(10));
-  }
+  ComesTrue([&] { return sent_pieces + lost >= 100; });
   EXPECT_EQ(sent_pieces + lost, 100);
   EXPECT_GT(lost, 50);
   // One that reads slowly is not.

@@ -16,6 +16,7 @@
 #include "server/access/tls_files.h"
 #include "server/http/http_server.h"
 #include "tests/server/http/tls_client.h"
+#include "tests/support/in_time.h"
 
 namespace treadle {
 namespace {
@@ -44,10 +45,7 @@ class Lines {
     }));
   }
   bool WaitFor(const std::string& text, int times = 1) {
-    for (int i = 0; i < 6000 && Count(text) < times; ++i) {
-      std::this_thread::sleep_for(milliseconds(10));
-    }
-    return Count(text) >= times;
+    return ComesTrue([&] { return Count(text) >= times; });
   }
 
  private:

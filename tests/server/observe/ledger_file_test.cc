@@ -19,6 +19,8 @@
 #include "base/status.h"
 #include "base/sync.h"
 #include "tests/server/access/test_certificates.h"
+#include "tests/support/assert_ok.h"
+#include "tests/support/in_time.h"
 
 namespace treadle {
 namespace {
@@ -53,15 +55,6 @@ class Told {
   std::vector<std::string> names_ ABSL_GUARDED_BY(mutex_), messages_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Waits until `is`; false if it does not come.
-template <typename Is>
-bool WaitUntil(const Is& is) {
-  for (int i = 0; i < 12'000 && !is(); ++i) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
-  return is();
-}
-
 // The iterations that the lines name; each line is a whole record.
 std::vector<uint64_t> Iterations(std::istream&& text) {
   std::vector<uint64_t> iterations;
@@ -78,8 +71,7 @@ TEST(LedgerFile, ADiskThatWasFullIsWrittenAgainOnAWholeLine) {
   const std::string path = TestPath("ledger-full");
   std::ofstream(path) << "of an earlier server\n";
   Told told;
-  auto file = LedgerFile::Open(path, told.sink());
-  ASSERT_TRUE(file.ok()) << file.status();
+  ASSERT_OK_AND_ASSIGN(auto file, LedgerFile::Open(path, told.sink()));
   rlimit before;
   ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
   const rlimit small{2000, before.rlim_max};
@@ -87,19 +79,19 @@ TEST(LedgerFile, ADiskThatWasFullIsWrittenAgainOnAWholeLine) {
   const auto handled = [&] {  // a part of a line may be there for a moment
     std::ifstream text(path);
     const auto lines = std::count(std::istreambuf_iterator<char>(text), {}, '\n');
-    return static_cast<uint64_t>(lines) + (*file)->dropped() == kRecords;
+    return static_cast<uint64_t>(lines) + file->dropped() == kRecords;
   };
-  for (uint64_t i = 0; i < kRecords; ++i) (*file)->Write({.iteration = i});
-  const bool all = WaitUntil(handled);
+  for (uint64_t i = 0; i < kRecords; ++i) file->Write({.iteration = i});
+  const bool all = ComesTrue(handled);
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
   ASSERT_TRUE(all);
-  const uint64_t dropped = (*file)->dropped();
+  const uint64_t dropped = file->dropped();
   EXPECT_GT(dropped, 10u);
   EXPECT_LT(dropped, kRecords);
   EXPECT_THAT(told.names(), ElementsAre("ledger_file_failed"));
-  (*file)->Write({.iteration = kRecords});
-  (*file)->Write({.iteration = kRecords + 1});
-  file->reset();
+  file->Write({.iteration = kRecords});
+  file->Write({.iteration = kRecords + 1});
+  file.reset();
   const std::vector<uint64_t> iterations = Iterations(std::ifstream(path));
   ASSERT_EQ(iterations.size(), kRecords - dropped + 2);
   EXPECT_EQ(iterations[0], 0u);
@@ -116,9 +108,8 @@ TEST(LedgerFile, ADiskThatWasFullIsWrittenAgainOnAWholeLine) {
 TEST(LedgerFile, AFullDeviceIsToldOnceAndAtTheEnd) {
   Told told;
   {
-    auto file = LedgerFile::Open("/dev/full", told.sink());
-    ASSERT_TRUE(file.ok()) << file.status();
-    for (int i = 0; i < 100; ++i) (*file)->Write({});
+    ASSERT_OK_AND_ASSIGN(auto file, LedgerFile::Open("/dev/full", told.sink()));
+    for (int i = 0; i < 100; ++i) file->Write({});
   }
   EXPECT_THAT(told.messages(),
               ElementsAre(HasSubstr("No space left on device; records are dropped until"),
@@ -156,12 +147,11 @@ TEST(LedgerFile, AHungDiskHoldsUpNobodyAndTheEndIsInTime) {
   const std::string path = TestPath("ledger-hung");
   HungDisk disk(path);
   Told told;
-  auto file = LedgerFile::Open(path, told.sink());
-  ASSERT_TRUE(file.ok()) << file.status();
-  for (uint64_t i = 0; i < kTooMany; ++i) (*file)->Write({.iteration = i});  // comes back
-  EXPECT_GT((*file)->dropped(), 0u);
+  ASSERT_OK_AND_ASSIGN(auto file, LedgerFile::Open(path, told.sink()));
+  for (uint64_t i = 0; i < kTooMany; ++i) file->Write({.iteration = i});  // comes back
+  EXPECT_GT(file->dropped(), 0u);
   const auto began = SteadyClock::now();
-  file->reset();
+  file.reset();
   EXPECT_LT(SteadyClock::now() - began, std::chrono::seconds(10));
   EXPECT_THAT(told.names(), ElementsAre("ledger_file_failed", "ledger_file_incomplete"));
   EXPECT_THAT(told.messages()[0], HasSubstr("does not keep up; records are dropped until"));
@@ -175,15 +165,14 @@ TEST(LedgerFile, ADiskThatWakesUpGetsWhatWaitedAndEachRecordIsWrittenOrCounted) 
   const std::string path = TestPath("ledger-woken");
   HungDisk disk(path);
   Told told;
-  auto file = LedgerFile::Open(path, told.sink());
-  ASSERT_TRUE(file.ok()) << file.status();
-  for (uint64_t i = 0; i < kTooMany; ++i) (*file)->Write({.iteration = i});
+  ASSERT_OK_AND_ASSIGN(auto file, LedgerFile::Open(path, told.sink()));
+  for (uint64_t i = 0; i < kTooMany; ++i) file->Write({.iteration = i});
   std::string all;
-  ASSERT_TRUE(WaitUntil([&] {
+  ASSERT_TRUE(ComesTrue([&] {
     all += disk.Read();
     return told.names().size() == 2;
   }));
-  file->reset();
+  file.reset();
   all += disk.Read();
   EXPECT_THAT(told.names(),
               ElementsAre("ledger_file_failed", "ledger_file_resumed", "ledger_file_incomplete"));

@@ -18,6 +18,7 @@
 
 #include "base/status.h"
 #include "tests/support/in_time.h"
+#include "tests/support/whole_file.h"
 
 namespace treadle {
 namespace {
@@ -48,10 +49,7 @@ std::vector<std::string> Lines(const std::string& text) {
   return lines;
 }
 
-std::vector<std::string> LinesOf(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return Lines(std::string((std::istreambuf_iterator<char>(file)), {}));
-}
+std::vector<std::string> LinesOf(const fs::path& path) { return Lines(ReadWhole(path)); }
 
 // The log's stderr, which nobody reads until somebody does.
 class Pipe {
@@ -80,11 +78,7 @@ class Pipe {
   int ends_[2];
 };
 
-std::unique_ptr<Log> OpenLog(const Log::Options& options) {
-  auto log = Log::Open(options);
-  TREADLE_CHECK(log.ok());
-  return *std::move(log);
-}
+std::unique_ptr<Log> OpenLog(const Log::Options& options) { return Log::Open(options).value(); }
 
 // Counts of dropped lines in lines of JSON, and the messages of the others.
 struct Account {

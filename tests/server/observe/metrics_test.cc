@@ -19,6 +19,7 @@
 #include "base/status.h"
 #include "scheduler/ledger.h"
 #include "scheduler/request/request_pool.h"
+#include "tests/support/whole_file.h"
 
 namespace treadle {
 namespace {
@@ -131,8 +132,7 @@ TEST(Metrics, HaveVllmsBuckets) {
 
 // docs/metrics.md has a row for each, and no other.
 TEST(Metrics, AreThoseOfThePage) {
-  std::ifstream file(TREADLE_SOURCE "/docs/metrics.md");
-  const std::string page(std::istreambuf_iterator<char>(file), {});
+  const std::string page = ReadWhole(TREADLE_SOURCE "/docs/metrics.md");
   std::set<std::string> told, known = {"vllm:cache_config_info"};
   const std::regex row("\n\\| `(vllm:\\w+)` \\|");
   for (std::sregex_iterator at(page.begin(), page.end(), row), end; at != end; ++at) {

@@ -7,7 +7,9 @@
 #include "server/observe/health.h"
 #include "server/observe/metrics.h"
 #include "server/serving_stack.h"
+#include "tests/support/assert_ok.h"
 #include "tests/support/fake_engine.h"
+#include "tests/support/in_time.h"
 
 namespace treadle {
 namespace {
@@ -15,12 +17,6 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr std::chrono::seconds kPatience{60};
-
-bool WaitUntil(const std::function<bool()>& is) {
-  const auto deadline = Clock::now() + kPatience;
-  while (!is() && Clock::now() < deadline) std::this_thread::sleep_for(milliseconds(1));
-  return is();
-}
 
 class Probes : public testing::Test {
  protected:
@@ -34,18 +30,18 @@ class Probes : public testing::Test {
     model.paging.page_size = engine.page_size;
     auto made = std::make_unique<FakeEngine>(engine);
     engine_ = made.get();
-    auto stack = ServingStack::Create(std::move(model), std::move(made), scheduling);
-    ASSERT_TRUE(stack.ok());
-    stack_ = *std::move(stack);
+    ASSERT_OK_AND_ASSIGN(auto stack,
+                         ServingStack::Create(std::move(model), std::move(made), scheduling));
+    stack_ = std::move(stack);
     ASSERT_TRUE(stack_->Start().ok());
     watch_ = std::make_unique<LoopWatch>(*stack_, board_, watch);
   }
   bool WaitFor(Probe probe, bool serving) {
-    return WaitUntil([&] { return board_.Get(probe) == serving; });
+    return ComesTrue([&] { return board_.Get(probe) == serving; });
   }
   // Completes plans until it is so.
   bool RunUntil(Probe probe, bool serving) {
-    return WaitUntil([&] {
+    return ComesTrue([&] {
       engine_->Complete();
       return board_.Get(probe) == serving;
     });
@@ -61,7 +57,7 @@ class Probes : public testing::Test {
 
 TEST_F(Probes, ReadyNeedsATokenOutOfTheEngine) {
   Start({.manual = true});
-  ASSERT_TRUE(WaitUntil([&] { return engine_->running_plans() > 0; }));
+  ASSERT_TRUE(ComesTrue([&] { return engine_->running_plans() > 0; }));
   LetItLook();
   EXPECT_FALSE(board_.Get(Probe::kReady));
   EXPECT_TRUE(board_.Get(Probe::kLive));
@@ -84,9 +80,9 @@ TEST_F(Probes, AWarmUpThatFailsIsTriedAgain) {
   SchedulingOptions scheduling;
   scheduling.recover = false;
   Start({.manual = true, .manual_restart = true}, scheduling);
-  ASSERT_TRUE(WaitUntil([&] { return stack_->pool().Load().running == 1; }));
+  ASSERT_TRUE(ComesTrue([&] { return stack_->pool().Load().running == 1; }));
   engine_->Fail(absl::UnavailableError("a worker was lost"));
-  ASSERT_TRUE(WaitUntil([&] { return stack_->pool().Load().running == 0; }));
+  ASSERT_TRUE(ComesTrue([&] { return stack_->pool().Load().running == 0; }));
   engine_->FinishRestart();
   LetItLook();
   EXPECT_FALSE(board_.Get(Probe::kReady));
@@ -120,7 +116,7 @@ TEST_F(Probes, DrainingEndsReadinessAndTheWaitingWarmUp) {
 
 TEST_F(Probes, AWarmUpDoesNotHoldADrainUp) {
   Start({.manual = true});
-  ASSERT_TRUE(WaitUntil([&] { return stack_->pool().Load().running == 1; }));
+  ASSERT_TRUE(ComesTrue([&] { return stack_->pool().Load().running == 1; }));
   watch_->Drain();
   EXPECT_TRUE(stack_->Drain(Clock::now() + kPatience));
 }
@@ -138,11 +134,10 @@ TEST_F(Probes, LiveMeansThatTheLoopTurns) {
     RequestSpec spec;
     spec.prompt = {1};
     spec.max_new_tokens = 2;
-    const auto submitted = stack_->pool().Submit(spec);
-    ASSERT_TRUE(submitted.ok());
+    ASSERT_OK_AND_ASSIGN(const auto submitted, stack_->pool().Submit(spec));
     // Something that no notifier may do: it keeps the loop waiting. There is no token yet, so it is
     // not called here.
-    submitted->stream->SetNotifier([&] { MutexLock wait(hold); });
+    submitted.stream->SetNotifier([&] { MutexLock wait(hold); });
     EXPECT_TRUE(RunUntil(Probe::kLive, false));
   }
   EXPECT_TRUE(WaitFor(Probe::kLive, true));
@@ -157,7 +152,7 @@ TEST_F(Probes, TheWarmUpIsNoUsersRequest) {
   uint64_t next = 0;
   uint64_t lost = 0;
   bool seen = false;
-  ASSERT_TRUE(WaitUntil([&] {
+  ASSERT_TRUE(ComesTrue([&] {
     for (const auto& record : stack_->ledger().Read(next, 100, lost)) {
       metrics.Record(*record);
       for (const LedgerEnd& end : record->ends) seen |= end.internal && end.client_id == "warm-up";

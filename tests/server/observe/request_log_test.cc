@@ -11,6 +11,7 @@
 #include "server/observe/log.h"
 #include "tests/server/access/test_certificates.h"
 #include "tests/server/test_server.h"
+#include "tests/support/assert_ok.h"
 
 namespace treadle {
 namespace {
@@ -194,10 +195,9 @@ TEST(RequestLog, TheClientsEndAndTheDeadlineAreReasons) {
 
 TEST(RequestLog, AKeyIsAName) {
   WriteText(TestPath("keys"), Str(kAlice, " alice\n", kPoor, " poor 1\n"));
-  const auto keys = ApiKeys::Open(TestPath("keys"), {});
-  ASSERT_TRUE(keys.ok());
+  ASSERT_OK_AND_ASSIGN(const auto keys, ApiKeys::Open(TestPath("keys"), {}));
   Events events;
-  TestServer server(Logging(events, keys->get()));
+  TestServer server(Logging(events, keys.get()));
   const auto ask = [&](const std::string& authorization) {
     return Ask(server, MakeRequest("a", 1, 5, 3), {{"authorization", authorization}});
   };
@@ -273,19 +273,18 @@ TEST(RequestLog, WhatIsOurFaultIsAWarning) {
 
 TEST(RequestLog, DroppedLinesAreAMetric) {
   TestServer server;
-  const auto log = Log::Open({.file = "/dev/full", .standard = -1});
-  ASSERT_TRUE(log.ok());
+  ASSERT_OK_AND_ASSIGN(const auto log, Log::Open({.file = "/dev/full", .standard = -1}));
   Metrics metrics("m", server.stack().pool());
   metrics.AddCounter("treadle:log_lines_dropped_total", "",
-                     [&log] { return static_cast<double>((*log)->dropped()); });
+                     [&log] { return static_cast<double>(log->dropped()); });
   const auto says = [&](int lines) {
     return HasSubstr(Str("treadle:log_lines_dropped_total{model_name=\"m\"} ", lines, "\n"));
   };
   EXPECT_THAT(metrics.Scrape(), says(0));
   for (const int lines : {3, 4, 4}) {
-    while ((*log)->dropped() < static_cast<uint64_t>(lines)) {
-      (*log)->Write({.message = "lost"});
-      ASSERT_TRUE((*log)->Flush(kPatience));
+    while (log->dropped() < static_cast<uint64_t>(lines)) {
+      log->Write({.message = "lost"});
+      ASSERT_TRUE(log->Flush(kPatience));
     }
     EXPECT_THAT(metrics.Scrape(), says(lines));
   }

@@ -6,6 +6,7 @@
 #include "server/openai/openai_request.h"
 #include "server/session/request_validation.h"
 #include "server/session/served_model.h"
+#include "server/session/session.h"
 #include "tests/server/byte_tokenizer.h"
 
 namespace treadle {
@@ -46,6 +47,36 @@ inline std::string RenderedPrompt(const ServedModel& model,
   const auto ids = PromptIds(request, model, Clock::time_point::max());
   return ids.ok() ? model.tokenizer->Decode(*ids, /*special=*/true)
                   : std::string(ids.status().message());
+}
+
+// The prompt's text of a request that is valid, or the error.
+inline std::string ValidPrompt(const ServedModel& model, const std::string& body,
+                               bool chat = true) {
+  const auto read = ReadOpenAiRequest(body, chat, model);
+  if (!read.ok()) return std::string(read.status().message());
+  const auto valid = ValidateRequest(read->For(0), model, {}, 1);
+  if (!valid.ok()) return std::string(valid.status().message());
+  return model.tokenizer->Decode(valid->spec.prompt, /*special=*/true);
+}
+
+// Tells an answer of a prompt of five tokens, two of which were cached.
+template <typename Answer>
+void AddPrompt(Answer& answer) {
+  const RequestSpec spec{.prompt = {1, 2, 3, 4, 5}};
+  const SessionEvent::Prompt prompt{.request = spec, .details = {}, .cached_tokens = 2};
+  SessionEvent event;
+  event.prompt = &prompt;
+  answer.Add(0, event);
+}
+
+// Tells an answer of a part, and of the end if it is the last one.
+template <typename Answer>
+void AddOutput(Answer& answer, const OutputPart& part) {
+  const SessionEvent::End end;
+  SessionEvent event;
+  event.output = &part;
+  if (part.finish != FinishReason::kNone) event.end = &end;
+  answer.Add(0, event);
 }
 
 }  // namespace treadle

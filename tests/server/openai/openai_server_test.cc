@@ -19,6 +19,7 @@
 #include "tests/server/http/tls_client.h"
 #include "tests/server/test_server.h"
 #include "tests/server/without_xgrammar.h"
+#include "tests/support/assert_ok.h"
 #include "tests/support/prefix_model.h"
 
 namespace treadle {
@@ -166,10 +167,9 @@ TEST(OpenAiServer, RequestsThatSayNothingSampleAsTheModelRecommends) {
 TEST(OpenAiServer, CachedPromptsAreOfOneKeyAndOneSalt) {
   const std::string path = TestPath("salted-keys");
   WriteText(path, "key-1-0123456789abc ann\nkey-2-0123456789abc bob\nkey-3-0123456789abc ann\n");
-  const auto keys = ApiKeys::Open(path, {});
-  ASSERT_TRUE(keys.ok()) << keys.status();
+  ASSERT_OK_AND_ASSIGN(const auto keys, ApiKeys::Open(path, {}));
   TestServerOptions options;
-  options.adjust = [&](ServiceOptions& service) { service.keys = keys->get(); };
+  options.adjust = [&](ServiceOptions& service) { service.keys = keys.get(); };
   TestServer server(options);
   const auto header = [](const std::string& key) {
     return "Authorization: Bearer " + key + "-0123456789abc\r\n";

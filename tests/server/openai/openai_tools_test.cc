@@ -19,6 +19,7 @@
 #include "tests/server/byte_tokenizer.h"
 #include "tests/server/openai/chat_model.h"
 #include "tests/server/without_xgrammar.h"
+#include "tests/support/assert_ok.h"
 
 namespace treadle {
 namespace {
@@ -289,9 +290,8 @@ TEST_P(HeldCalls, ADemandedCallIsAllThereIsAndFits) {
        false},
       {R"(, "tool_choice": {"type": "function", "function": {"name": "time"}})", "time", true}};
   for (const Row& row : rows) {
-    const auto request = ReadOpenAiRequest(Asking(row.more), true, model_);
-    ASSERT_EQ(request.status(), absl::OkStatus());
-    AnyAnswer answer(model_, *request);
+    ASSERT_OK_AND_ASSIGN(const auto request, ReadOpenAiRequest(Asking(row.more), true, model_));
+    AnyAnswer answer(model_, request);
     ASSERT_TRUE(answer);
     EXPECT_FALSE(answer.Begin("I look."));
     size_t most = 0;
@@ -299,7 +299,7 @@ TEST_P(HeldCalls, ADemandedCallIsAllThereIsAndFits) {
     for (int i = 0; i < 20; ++i) {
       answer.Begin("");
       std::string content;
-      const auto calls = CallsIn(*request, answer.GoOn(random_), content);
+      const auto calls = CallsIn(request, answer.GoOn(random_), content);
       EXPECT_EQ(content, "");
       ASSERT_GE(calls.size(), 1u);
       most = std::max(most, calls.size());
@@ -315,21 +315,22 @@ TEST_P(HeldCalls, ADemandedCallIsAllThereIsAndFits) {
 }
 
 TEST_P(HeldCalls, AFormOfAnswersLeavesRoomForCalls) {
-  const auto request = ReadOpenAiRequest(
-      Asking(R"(, "response_format": {"type": "json_schema", "json_schema": {"name": "n", )"
-             R"("schema": {"type": "object", "properties": {"sum": {"type": "integer"}}, )"
-             R"("required": ["sum"], "additionalProperties": false}}})",
-             /*strict=*/true),
-      true, model_);
-  ASSERT_EQ(request.status(), absl::OkStatus());
-  AnyAnswer answer(model_, *request);
+  ASSERT_OK_AND_ASSIGN(
+      const auto request,
+      ReadOpenAiRequest(
+          Asking(R"(, "response_format": {"type": "json_schema", "json_schema": {"name": "n", )"
+                 R"("schema": {"type": "object", "properties": {"sum": {"type": "integer"}}, )"
+                 R"("required": ["sum"], "additionalProperties": false}}})",
+                 /*strict=*/true),
+          true, model_));
+  AnyAnswer answer(model_, request);
   ASSERT_TRUE(answer);
   std::string content;
   ASSERT_TRUE(answer.Begin("{\"sum\""));
-  EXPECT_TRUE(CallsIn(*request, answer.GoOn(random_), content).empty());
+  EXPECT_TRUE(CallsIn(request, answer.GoOn(random_), content).empty());
   EXPECT_TRUE(Json::parse(content)["sum"].is_number_integer());
-  ASSERT_TRUE(answer.Begin(request->reading.tools->Begin("weather")));
-  const auto calls = CallsIn(*request, answer.GoOn(random_), content);
+  ASSERT_TRUE(answer.Begin(request.reading.tools->Begin("weather")));
+  const auto calls = CallsIn(request, answer.GoOn(random_), content);
   EXPECT_EQ(content, "");
   ASSERT_GE(calls.size(), 1u);
   ExpectFits(calls[0]);

@@ -7,7 +7,8 @@
 #include "server/openai/openai_errors.h"
 #include "server/openai/openai_request.h"
 #include "server/session/generation.h"
-#include "tests/server/byte_tokenizer.h"
+#include "tests/server/openai/chat_model.h"
+#include "tests/support/assert_ok.h"
 
 namespace treadle {
 namespace {
@@ -15,16 +16,10 @@ namespace {
 using testing::HasSubstr;
 
 ServedModel Model(const std::string& chat_template) {
-  ServedModel model;
-  model.name = "m";
-  model.vocab = 258;
+  ServedModel model = ChatModel(chat_template.c_str());
   model.hidden = 4;
   model.max_context = 64;
   model.kv_pages = 64;
-  model.paging.page_size = 16;
-  model.tokenizer = ByteTokenizer::Make();
-  model.end_ids = {ByteTokenizer::kEnd};
-  model.chat_template = *ChatTemplate::Parse(chat_template);
   return model;
 }
 // ChatML, as Qwen's and SmolLM's.
@@ -35,37 +30,29 @@ const ServedModel& Chat() {
   return *model;
 }
 
-// The prompt, or the error.
-std::string PromptOf(const ServedModel& model, bool chat, const std::string& body) {
-  const auto read = ReadOpenAiRequest(body, chat, model);
-  if (!read.ok()) return std::string(read.status().message());
-  const auto valid = ValidateRequest(read->For(0), model, {}, 1);
-  if (!valid.ok()) return std::string(valid.status().message());
-  return model.tokenizer->Decode(valid->spec.prompt, /*special=*/true);
-}
 std::string Said(const std::string& more, const std::string& last = "I am ") {
   return R"({"messages": [{"role": "user", "content": "I am "}, {"role": "assistant", "content": ")" +
          last + R"("}])" + more + "}";
 }
 
 TEST(Prompts, EndAsTheClientAsks) {
-  EXPECT_EQ(PromptOf(Chat(), true, Said("")),
-            "<user>I am <end>\n<assistant>I am <end>\n<assistant>");
-  EXPECT_EQ(PromptOf(Chat(), true, Said(R"(, "add_generation_prompt": false)")),
+  EXPECT_EQ(ValidPrompt(Chat(), Said("")), "<user>I am <end>\n<assistant>I am <end>\n<assistant>");
+  EXPECT_EQ(ValidPrompt(Chat(), Said(R"(, "add_generation_prompt": false)")),
             "<user>I am <end>\n<assistant>I am <end>\n");
   for (const char* more : {R"(, "continue_final_message": true)",
                            R"(, "continue_final_message": true, "add_generation_prompt": false)"}) {
-    EXPECT_EQ(PromptOf(Chat(), true, Said(more)), "<user>I am <end>\n<assistant>I am ");
+    EXPECT_EQ(ValidPrompt(Chat(), Said(more)), "<user>I am <end>\n<assistant>I am ");
   }
   // Templates that trim what is said.
-  EXPECT_EQ(PromptOf(Model("{% for m in messages %}[{{ m.content | trim }}]{% endfor %}"), true,
-                     Said(R"(, "continue_final_message": true)", R"(\n I\n am\n)")),
+  EXPECT_EQ(ValidPrompt(Model("{% for m in messages %}[{{ m.content | trim }}]{% endfor %}"),
+                        Said(R"(, "continue_final_message": true)", R"(\n I\n am\n)")),
             "[I am][I\n am");
-  EXPECT_THAT(PromptOf(Chat(), true, Said(R"(, "continue_final_message": true)", "  ")),
+  EXPECT_THAT(ValidPrompt(Chat(), Said(R"(, "continue_final_message": true)", "  ")),
               HasSubstr("expected a last message whose text the template shows as it is"));
-  EXPECT_THAT(PromptOf(Chat(), true,
-                       Said(R"(, "continue_final_message": true, "add_generation_prompt": true)")),
-              HasSubstr("expected add_generation_prompt to be false"));
+  EXPECT_THAT(
+      ValidPrompt(Chat(),
+                  Said(R"(, "continue_final_message": true, "add_generation_prompt": true)")),
+      HasSubstr("expected add_generation_prompt to be false"));
 }
 
 // A thought goes on, or is over.
@@ -75,19 +62,20 @@ TEST(Prompts, AnAnswerThatGoesOnMayBeWithinAThought) {
   for (const auto& [last, thinking] :
        {std::pair("<think>a", Thinking::kBegun), std::pair("<think>a</think>b", Thinking::kOver),
         std::pair("b", Thinking::kOver)}) {
-    const auto read =
-        ReadOpenAiRequest(Said(R"(, "continue_final_message": true)", last), true, model);
-    ASSERT_TRUE(read.ok()) << read.status();
-    EXPECT_EQ(read->reading.thinking, thinking) << last;
+    ASSERT_OK_AND_ASSIGN(
+        const auto read,
+        ReadOpenAiRequest(Said(R"(, "continue_final_message": true)", last), true, model));
+    EXPECT_EQ(read.reading.thinking, thinking) << last;
   }
 }
 
 TEST(Prompts, AreCutAtTheirBeginning) {
   const auto cut = [](const std::string& value) {
-    return PromptOf(
-        Chat(), false,
+    return ValidPrompt(
+        Chat(),
         R"({"add_special_tokens": false, "prompt": "abcdef", "truncate_prompt_tokens": )" + value +
-            "}");
+            "}",
+        /*chat=*/false);
   };
   EXPECT_EQ(cut("2"), "ef");
   EXPECT_EQ(cut("6"), "abcdef");
@@ -98,10 +86,11 @@ TEST(Prompts, AreCutAtTheirBeginning) {
                               ", expected 1 to 63, or -1 for what the context has room for"));
   }
   EXPECT_EQ(
-      PromptOf(Chat(), false,
-               Str(R"({"truncate_prompt_tokens": -1, "prompt": ")", std::string(70, 'x'), "\"}")),
+      ValidPrompt(Chat(),
+                  Str(R"({"truncate_prompt_tokens": -1, "prompt": ")", std::string(70, 'x'), "\"}"),
+                  false),
       std::string(63, 'x'));
-  EXPECT_EQ(PromptOf(Chat(), true, Said(R"(, "truncate_prompt_tokens": 12)")), "\n<assistant>");
+  EXPECT_EQ(ValidPrompt(Chat(), Said(R"(, "truncate_prompt_tokens": 12)")), "\n<assistant>");
 }
 
 TEST(Prompts, OfChatsCanBeTokenized) {
@@ -121,13 +110,12 @@ TEST(Prompts, OfChatsCanBeTokenized) {
 }
 
 TEST(Prompts, AStopStringMayBeTheAnswersEnd) {
-  const auto read = ReadOpenAiRequest(
-      R"({"prompt": "a", "stop": "yz", "include_stop_str_in_output": true})", false, Chat());
-  ASSERT_TRUE(read.ok()) << read.status();
-  const auto valid = ValidateRequest(read->For(0), Chat(), {}, 1);
-  ASSERT_TRUE(valid.ok()) << valid.status();
-  Generation generation(Chat().tokenizer.get(), valid->spec, valid->stop_strings,
-                        valid->generation);
+  ASSERT_OK_AND_ASSIGN(
+      const auto read,
+      ReadOpenAiRequest(R"({"prompt": "a", "stop": "yz", "include_stop_str_in_output": true})",
+                        false, Chat()));
+  ASSERT_OK_AND_ASSIGN(const auto valid, ValidateRequest(read.For(0), Chat(), {}, 1));
+  Generation generation(Chat().tokenizer.get(), valid.spec, valid.stop_strings, valid.generation);
   std::string told;
   for (const char c : std::string("xyz")) {
     for (const OutputPart& part : generation.Absorb({{.token = c}})) {
@@ -144,18 +132,17 @@ TEST(Prompts, EmbeddingsMayBeShorter) {
                              ReadEmbeddings(R"({"input": "abc")" + more + "}", Chat()));
     return ValidateRequest(read.For(0), Chat(), {.pooling = Pooling::kMean}, 1);
   };
-  const auto two = valid(R"(, "dimensions": 2, "user": "u", "priority": 0, "metadata": {})");
-  ASSERT_TRUE(two.ok()) << two.status();
-  Generation generation(Chat().tokenizer.get(), two->spec, {}, two->generation);
+  ASSERT_OK_AND_ASSIGN(const auto two,
+                       valid(R"(, "dimensions": 2, "user": "u", "priority": 0, "metadata": {})"));
+  Generation generation(Chat().tokenizer.get(), two.spec, {}, two.generation);
   StreamToken token{.token = -1, .finish = FinishReason::kPooled};
   token.embedding = {3, 4, 100, 100};
   EXPECT_THAT(generation.Absorb({token})[0].embedding, testing::ElementsAre(0.6f, 0.8f));
   EXPECT_EQ(valid(R"(, "dimensions": 5)").status().message(), "dimensions is 5, expected 1 to 4");
   EXPECT_EQ(valid(R"(, "dimensions": 0)").status().message(),
             "dimensions is 0, expected 1 or more");
-  const auto cut = valid(R"(, "truncate_prompt_tokens": 2)");
-  ASSERT_TRUE(cut.ok()) << cut.status();
-  EXPECT_THAT(cut->spec.prompt, testing::ElementsAre('b', 'c'));
+  ASSERT_OK_AND_ASSIGN(const auto cut, valid(R"(, "truncate_prompt_tokens": 2)"));
+  EXPECT_THAT(cut.spec.prompt, testing::ElementsAre('b', 'c'));
 }
 
 }  // namespace

@@ -212,50 +212,42 @@ std::string Body(const std::string& more = "") {
   return R"({"messages": [{"role": "user", "content": "Hi"}])" + more + "}";
 }
 
-// The prompt, or the error.
-std::string PromptOf(const ServedModel& model, const std::string& body) {
-  const auto read = ReadOpenAiRequest(body, /*chat=*/true, model);
-  if (!read.ok()) return std::string(read.status().message());
-  const auto valid = ValidateRequest(read->For(0), model, {}, 1);
-  if (!valid.ok()) return std::string(valid.status().message());
-  return model.tokenizer->Decode(valid->spec.prompt, /*special=*/true);
-}
-
 TEST(Reasoning, TheTemplateIsToldWhatTheClientAsks) {
   const ServedModel qwen = ModelWith(kQwen), harmony = ModelWith(kHarmony);
   const std::string thinks = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n";
   const std::string does_not = thinks + "<think>\n\n</think>\n\n";
   for (const char* more : {"", R"(, "reasoning_effort": "high")", R"(, "reasoning_effort": null)",
                            R"(, "chat_template_kwargs": {"enable_thinking": true})"}) {
-    EXPECT_EQ(PromptOf(qwen, Body(more)), thinks) << more;
+    EXPECT_EQ(ValidPrompt(qwen, Body(more)), thinks) << more;
   }
   for (const char* more : {R"(, "reasoning_effort": "none")",
                            R"(, "chat_template_kwargs": {"enable_thinking": false})",
                            R"(, "reasoning_effort": "high", "chat_template_kwargs":
                                {"enable_thinking": false, "other": [1, {"a": null}]})"}) {
-    EXPECT_EQ(PromptOf(qwen, Body(more)), does_not) << more;
+    EXPECT_EQ(ValidPrompt(qwen, Body(more)), does_not) << more;
   }
-  EXPECT_THAT(PromptOf(harmony, Body()), HasSubstr("Reasoning: medium"));
-  EXPECT_THAT(PromptOf(harmony, Body(R"(, "reasoning_effort": "low")")),
+  EXPECT_THAT(ValidPrompt(harmony, Body()), HasSubstr("Reasoning: medium"));
+  EXPECT_THAT(ValidPrompt(harmony, Body(R"(, "reasoning_effort": "low")")),
               HasSubstr("Reasoning: low"));
-  EXPECT_THAT(PromptOf(harmony, Body(R"(, "chat_template_kwargs": {"reasoning_effort": "high"})")),
-              HasSubstr("Reasoning: high"));
-  EXPECT_EQ(PromptOf(qwen, Body(R"(, "reasoning_effort": "most")")),
+  EXPECT_THAT(
+      ValidPrompt(harmony, Body(R"(, "chat_template_kwargs": {"reasoning_effort": "high"})")),
+      HasSubstr("Reasoning: high"));
+  EXPECT_EQ(ValidPrompt(qwen, Body(R"(, "reasoning_effort": "most")")),
             R"(reasoning_effort is "most", expected "none", "minimal", "low", "medium", "high" or )"
             R"("xhigh")");
-  EXPECT_THAT(PromptOf(qwen, Body(R"(, "chat_template_kwargs": {"messages": []})")),
+  EXPECT_THAT(ValidPrompt(qwen, Body(R"(, "chat_template_kwargs": {"messages": []})")),
               HasSubstr("chat_template_kwargs.messages is given, expected variables"));
-  EXPECT_THAT(PromptOf(qwen, Body(R"(, "chat_template_kwargs": [])")),
+  EXPECT_THAT(ValidPrompt(qwen, Body(R"(, "chat_template_kwargs": [])")),
               HasSubstr("chat_template_kwargs is [], expected an object"));
 }
 
 TEST(Reasoning, MessagesMayHaveWhatWasThought) {
   for (const char* name : {"reasoning_content", "reasoning"}) {
-    EXPECT_EQ(
-        PromptOf(ModelWith(kQwen), Str(R"({"messages": [{"role": "assistant", "content": "4", ")",
-                                       name, R"(": "2 + 2"}]})")),
-        "<|im_start|>assistant\n<think>\n2 + 2\n</think>\n\n4<|im_end|>\n"
-        "<|im_start|>assistant\n");
+    EXPECT_EQ(ValidPrompt(ModelWith(kQwen),
+                          Str(R"({"messages": [{"role": "assistant", "content": "4", ")", name,
+                              R"(": "2 + 2"}]})")),
+              "<|im_start|>assistant\n<think>\n2 + 2\n</think>\n\n4<|im_end|>\n"
+              "<|im_start|>assistant\n");
   }
 }
 
@@ -371,7 +363,7 @@ TEST(Reasoning, AFormHoldsWhatIsSaid) {
   EXPECT_TRUE(allows(kOpened, "Two</think>{\"sum\": 4}"));
   EXPECT_FALSE(allows(kOpened, "{\"sum\": 4}"));
   EXPECT_TRUE(allows(kHarmony, "{\"sum\": 4}"));
-  EXPECT_THAT(PromptOf(ModelWith(kHarmony), Body(form)),
+  EXPECT_THAT(ValidPrompt(ModelWith(kHarmony), Body(form)),
               testing::EndsWith("<|start|>assistant<|channel|>final<|message|>"));
 }
 

@@ -9,6 +9,7 @@
 #include "tests/server/access/test_certificates.h"
 #include "tests/server/http/http_exchange.h"
 #include "tests/server/test_server.h"
+#include "tests/support/assert_ok.h"
 
 namespace treadle {
 namespace {
@@ -48,10 +49,9 @@ TEST(ResponsesServer, AnswersAreThoseOfAChat) {
 TEST(ResponsesServer, KeepsThemForTheirOwnersOnly) {
   const std::string path = TestPath("responses-keys");
   WriteText(path, "key-1-0123456789abc ann\nkey-2-0123456789abc bob\nkey-3-0123456789abc ann\n");
-  const auto keys = ApiKeys::Open(path, {});
-  ASSERT_TRUE(keys.ok()) << keys.status();
+  ASSERT_OK_AND_ASSIGN(const auto keys, ApiKeys::Open(path, {}));
   TestServerOptions options{.chat_template = kTemplate};
-  options.adjust = [&](ServiceOptions& service) { service.keys = keys->get(); };
+  options.adjust = [&](ServiceOptions& service) { service.keys = keys.get(); };
   TestServer server(options);
   const auto key = [](int number) {
     return Str("Authorization: Bearer key-", number, "-0123456789abc\r\n");

@@ -12,6 +12,7 @@
 #include "server/responses/responses_request.h"
 #include "tests/server/anthropic/documented_fields.h"
 #include "tests/server/openai/chat_model.h"
+#include "tests/support/assert_ok.h"
 
 namespace treadle {
 namespace {
@@ -197,22 +198,14 @@ class Told {
   explicit Told(const std::string& more)
       : request_(*Read(Body(Str(kTools, more)), model_)),
         answer_(model_, request_, "resp_1", 5, "ann", store_) {
-    const RequestSpec spec{.prompt = {1, 2, 3, 4, 5}};
-    const SessionEvent::Prompt prompt{.request = spec, .details = {}, .cached_tokens = 2};
-    SessionEvent event;
-    event.prompt = &prompt;
-    answer_.Add(0, event);
+    AddPrompt(answer_);
   }
   ResponsesAnswer& answer() { return answer_; }
   std::shared_ptr<const KeptResponse> kept(const std::string& owner) const {
     return store_->Find("resp_1", owner, Clock::now());
   }
   std::string Output(const OutputPart& part) {
-    const SessionEvent::End end;
-    SessionEvent event;
-    event.output = &part;
-    if (part.finish != FinishReason::kNone) event.end = &end;
-    answer_.Add(0, event);
+    AddOutput(answer_, part);
     return answer_.TakeEvents();
   }
 
@@ -324,18 +317,13 @@ TEST(ResponsesAnswer, AStreamNumbersItsEvents) {
 
 TEST(ResponsesAnswer, ThinkingIsAnItem) {
   const ServedModel model = ChatModel(R"({{ messages[0].content }}{# <think> </think> #})");
-  const auto request = Read(Body(R"("stream": true)"), model);
-  ASSERT_TRUE(request.ok()) << request.status();
-  ResponsesAnswer answer(model, *request, "resp_1", 5, "", nullptr);
+  ASSERT_OK_AND_ASSIGN(const auto request, Read(Body(R"("stream": true)"), model));
+  ResponsesAnswer answer(model, request, "resp_1", 5, "", nullptr);
   const OutputPart part{.text = "<think>hm</think>Hi",
                         .token_ids = {1, 2, 3, 4},
                         .ends = {7, 9, 17, 19},
                         .finish = FinishReason::kEndToken};
-  const SessionEvent::End end;
-  SessionEvent event;
-  event.output = &part;
-  event.end = &end;
-  answer.Add(0, event);
+  AddOutput(answer, part);
   const Json whole = Json::parse(answer.Whole());
   ASSERT_EQ(whole["output"].size(), 2u) << whole;
   EXPECT_EQ(whole["output"][0]["type"], "reasoning");

@@ -14,6 +14,7 @@
 #include "tests/server/access/test_certificates.h"
 #include "tests/server/http/http_client.h"
 #include "tests/server/test_server.h"
+#include "tests/support/assert_ok.h"
 
 namespace treadle {
 namespace {
@@ -111,9 +112,8 @@ TEST_F(PolicyOrder, IsThatOfArrivalsUnlessAskedFor) {
 TEST_F(PolicyOrder, SharesAreTheKeys) {
   const std::string alice(16, 'a'), bob(16, 'b'), path = TestPath("shares.keys");
   WriteText(path, alice + " alice\n" + bob + " bob - - weight=3\n");
-  auto keys = ApiKeys::Open(path, [](const LogEvent&) {});
-  ASSERT_TRUE(keys.ok()) << keys.status();
-  keys_ = *std::move(keys);
+  ASSERT_OK_AND_ASSIGN(auto keys, ApiKeys::Open(path, [](const LogEvent&) {}));
+  keys_ = std::move(keys);
   Serve("fair-share");
   for (const char* const id : {"a1", "a2", "a3", "a4"}) Ask(id, 0, alice);
   for (const char* const id : {"b1", "b2", "b3", "b4"}) Ask(id, 0, bob);

@@ -13,7 +13,9 @@
 #include "server/serving_stack.h"
 #include "server/session/session.h"
 #include "tests/server/letter_tokenizer.h"
+#include "tests/support/assert_ok.h"
 #include "tests/support/fake_engine.h"
+#include "tests/support/in_time.h"
 
 namespace treadle {
 
@@ -113,9 +115,9 @@ class SessionTest : public testing::Test {
     model.constraints = std::move(constraints_);
     auto made = std::make_unique<FakeEngine>(engine);
     engine_ = made.get();
-    auto stack = ServingStack::Create(std::move(model), std::move(made), scheduling);
-    ASSERT_TRUE(stack.ok());
-    stack_ = *std::move(stack);
+    ASSERT_OK_AND_ASSIGN(auto stack,
+                         ServingStack::Create(std::move(model), std::move(made), scheduling));
+    stack_ = std::move(stack);
     ASSERT_TRUE(stack_->Start().ok());
     const LogSink sink = [this](LogEvent event) {
       MutexLock lock(log_mutex_);
@@ -161,13 +163,10 @@ class SessionTest : public testing::Test {
     return ReferenceOutput(valid->spec, 0);
   }
   bool WaitLoad(int64_t running, int64_t waiting) {
-    const auto deadline = Clock::now() + kPatience;
-    while (Clock::now() < deadline) {
+    return ComesTrue([&] {
       const PoolLoad load = stack_->pool().Load();
-      if (load.running == running && load.waiting == waiting) return true;
-      std::this_thread::sleep_for(milliseconds(1));
-    }
-    return false;
+      return load.running == running && load.waiting == waiting;
+    });
   }
   // Lets plans complete until `enough` is true of what the session gave; what that was.
   template <typename Enough>
@@ -180,10 +179,7 @@ class SessionTest : public testing::Test {
   }
   // One plan, and waits until the session has given so many tokens.
   void CompleteOne(FakeFrontEnd& session, size_t tokens) {
-    const auto deadline = Clock::now() + kPatience;
-    while (!engine_->Complete() && Clock::now() < deadline) {
-      std::this_thread::sleep_for(milliseconds(1));
-    }
+    ComesTrue([&] { return engine_->Complete(); });
     session.WaitFor([=](const auto& seen) { return seen.ids.size() >= tokens; });
   }
   FakeFrontEnd::Seen Run(FakeFrontEnd& session) {

@@ -11,6 +11,7 @@
 
 #include "base/status.h"
 #include "tests/server/session/session_harness.h"
+#include "tests/support/assert_ok.h"
 #include "tests/support/in_time.h"
 
 namespace treadle {
@@ -87,9 +88,8 @@ class SessionWalk : public SessionTest {
     if (durable) {
       folder_ = testing::TempDir() + Str("/session-walk-", getpid());
       std::filesystem::remove_all(folder_);
-      auto journal = RequestJournal::Open(folder_, {});
-      ASSERT_TRUE(journal.ok()) << journal.status();
-      store_ = *RequestStore::Open(*std::move(journal), {.fingerprint = "fp_1"});
+      ASSERT_OK_AND_ASSIGN(auto journal, RequestJournal::Open(folder_, {}));
+      store_ = *RequestStore::Open(std::move(journal), {.fingerprint = "fp_1"});
     }
     Open({.manual = true});
     read_ = {};
@@ -132,10 +132,7 @@ class SessionWalk : public SessionTest {
   }
   // Waits until the session is in one of the phases; the one it is in.
   Phase Await(const std::set<Phase>& phases) {
-    const auto deadline = Clock::now() + kPatience;
-    while (!phases.contains(session_->phase()) && Clock::now() < deadline) {
-      std::this_thread::sleep_for(milliseconds(1));
-    }
+    ComesTrue([&] { return phases.contains(session_->phase()); });
     return session_->phase();
   }
   void Finish(const std::vector<Step>& path) {

@@ -10,6 +10,7 @@
 #include "base/status.h"
 #include "server/constraint/constraint_compiler.h"
 #include "tests/server/session/session_harness.h"
+#include "tests/support/assert_ok.h"
 
 namespace treadle {
 namespace {
@@ -135,9 +136,8 @@ TEST_F(SessionTest, WhatIsWrongIsRefusedAtOnce) {
 TEST_F(SessionTest, OfSomebodyUnknownNothingIsRead) {
   const std::string path = testing::TempDir() + "session_test_keys";
   std::ofstream(path) << "alice-0123456789abcdef alice - 20\n";
-  const auto keys = ApiKeys::Open(path, {});
-  ASSERT_TRUE(keys.ok()) << keys.status();
-  Open({}, {}, kPatience, keys->get());
+  ASSERT_OK_AND_ASSIGN(const auto keys, ApiKeys::Open(path, {}));
+  Open({}, {}, kPatience, keys.get());
   bool read = false;
   sessions_.push_back(std::make_shared<FakeFrontEnd>(*environment_, false));
   sessions_[0]->Start({.origin = {}, .authorization = "Bearer nobody-0123456789abcdef"}, 1, [&] {

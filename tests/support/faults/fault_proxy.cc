@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/background.h"
 #include "base/sync.h"
-#include "engine/remote/background.h"
 #include "engine/remote/control.pb.h"
 #include "engine/remote/control_streams.h"
 

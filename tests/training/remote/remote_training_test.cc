@@ -24,10 +24,9 @@ struct Serving {
   std::unique_ptr<EngineClient> client;
 };
 Serving Serve(const ClusterOptions& options) {
-  auto cluster = StartThreadCluster(options);
-  TREADLE_CHECK(cluster.ok());
-  Serving serving{std::move(cluster->workers),
-                  std::make_unique<EngineClient>(std::move(cluster->engine))};
+  auto cluster = StartThreadCluster(options).value();
+  Serving serving{std::move(cluster.workers),
+                  std::make_unique<EngineClient>(std::move(cluster.engine))};
   EXPECT_EQ(serving.client->WaitForRoom(), absl::OkStatus());
   return serving;
 }

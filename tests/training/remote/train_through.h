@@ -77,14 +77,13 @@ inline absl::StatusOr<RunResult> Train(const std::string& model, const TrainingO
 // The options of a client of these workers.
 inline RemoteLayersOptions ClientOf(const std::string& model, const TrainingOptions& options,
                                     std::vector<std::string> workers) {
-  const auto checkpoint = Checkpoint::Open(model);
-  TREADLE_CHECK(checkpoint.ok());
+  const auto checkpoint = Checkpoint::Open(model).value();
   RemoteLayersOptions client;
   client.workers = std::move(workers);
-  client.fingerprint = *Fingerprint(**checkpoint);
+  client.fingerprint = *Fingerprint(*checkpoint);
   client.weights = options.weights.text();
-  client.layers = (*checkpoint)->config().layers;
-  client.hidden = (*checkpoint)->config().hidden;
+  client.layers = checkpoint->config().layers;
+  client.hidden = checkpoint->config().hidden;
   client.lora = options.lora;
   client.max_sequences = options.batch_size;
   client.max_length = options.max_length;
@@ -119,9 +118,7 @@ inline ClusterOptions TrainingCluster(const std::string& model, int stages) {
 inline std::unique_ptr<Worker> TrainingWorker(const std::string& model) {
   WorkerOptions options = TrainingCluster(model, 1).worker;
   options.model_path = model;
-  auto worker = Worker::Start(std::move(options));
-  TREADLE_CHECK(worker.ok());
-  return *std::move(worker);
+  return Worker::Start(std::move(options)).value();
 }
 
 inline std::vector<std::string> AddressesOf(const std::vector<std::unique_ptr<Worker>>& workers) {

@@ -61,12 +61,11 @@ TEST(TrainingRefusals, NameTheStage) {
                            std::vector<size_t> workers = {0}) {
     ClusterOptions options = TrainingCluster(model, 2);
     change(options);
-    auto cluster = StartThreadCluster(options);
-    TREADLE_CHECK(cluster.ok());
-    EngineClient client(std::move(cluster->engine));
+    auto cluster = StartThreadCluster(options).value();
+    EngineClient client(std::move(cluster.engine));
     EXPECT_EQ(client.WaitForRoom(), absl::OkStatus());
     std::vector<std::string> addresses;
-    for (const size_t i : workers) addresses.push_back(cluster->workers[i]->address());
+    for (const size_t i : workers) addresses.push_back(cluster.workers[i]->address());
     return Refusal(model, addresses);
   };
   EXPECT_THAT(refusal([](auto&) {}), HasSubstr("they end with layer 2 of 4"));

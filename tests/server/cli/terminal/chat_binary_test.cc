@@ -42,11 +42,7 @@ std::string AnswerTo(const ServedBinary& server, const Turns& turns) {
     message.set_role(role);
     message.set_content(content);
   }
-  v1::GenerateResponse response;
-  grpc::ClientContext context;
-  const grpc::Status status = server.stub().Generate(&context, request, &response);
-  EXPECT_TRUE(status.ok()) << status.error_message();
-  return response.output().text();
+  return Generate(server, request).output().text();
 }
 
 // The output of chat for these lines in a pipe.
@@ -60,7 +56,6 @@ std::string Said(const ServedBinary& server, const std::string& lines, const std
 
 TEST(ChatBinary, KeepsTheTurnsAndTheSystemMessage) {
   const ServedBinary& server = TheServer();
-  ASSERT_SERVES(server);
   const auto user = [](const char* text) { return std::pair("user", std::string(text)); };
   const auto model = [](const std::string& text) { return std::pair("assistant", text); };
   const std::string first = AnswerTo(server, {user("One")});
@@ -76,7 +71,6 @@ TEST(ChatBinary, KeepsTheTurnsAndTheSystemMessage) {
 
 TEST(ChatBinary, AnErrorEndsNoConversation) {
   const ServedBinary& server = TheServer();
-  ASSERT_SERVES(server);
   const std::string first = AnswerTo(server, {{"user", "One"}});
   const std::string said = Said(server, std::string(900, 'x') + "\n/fly\nOne\n", "");
   EXPECT_THAT(said, HasSubstr("treadle chat: " + server.address() + ": INVALID_ARGUMENT: "));
@@ -92,14 +86,12 @@ TEST(ChatBinary, WithoutAServerOrATemplateItEnds) {
   options.chat_template = false;
   const ServedBinary server(Str(ServedBinary::kGrpcOnly, "--threads 1 --model ",
                                 *WriteTinyLlamaGguf(folder.path(), options)));
-  ASSERT_SERVES(server);
   EXPECT_THAT(RunToEnd(Treadle("chat --target " + server.address()), 2),
               HasSubstr("has no chat template, which a conversation needs"));
 }
 
 TEST(ChatBinary, ATerminalHasPromptsAndASummary) {
   const ServedBinary& server = TheServer();
-  ASSERT_SERVES(server);
   TerminalProgram chat(Treadle(Str("chat ", kShort, "--target ", server.address())), kTerminal);
   ASSERT_TRUE(chat.WaitForText("/help lists commands")) << chat.output();
   ASSERT_TRUE(chat.WaitForText("> ")) << chat.output();
@@ -178,7 +170,6 @@ TEST(ChatBinary, SigtermEndsItWithinAnAnswerToo) {
 
 TEST(Generate, TakesAPromptThatIsTyped) {
   const ServedBinary& server = TheServer();
-  ASSERT_SERVES(server);
   const std::string flags = Str(kShort, "--target ", server.address());
   TerminalProgram generate(Treadle("generate " + flags), kTerminal);
   ASSERT_TRUE(generate.WaitForText("Type the prompt; Ctrl-D")) << generate.output();

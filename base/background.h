@@ -1,5 +1,5 @@
-// Two kinds of thread that the control plane needs: one that runs tasks in order, and one that does
-// something again and again.
+// Two kinds of thread that work until they are destroyed: one that runs tasks in order, and one
+// that does the same again and again. As a member, such a thread comes last: it uses the others.
 #pragma once
 
 #include <chrono>
@@ -60,12 +60,17 @@ class TaskThread {
   std::thread thread_;
 };
 
-// Calls `beat`, which says when to call it again at the latest; Nudge makes that now. Thread
-// safety: Nudge from any thread, `beat` too.
+// Calls `beat` at once, then whenever it is nudged, and at the time that the last call returned.
+// Nudges that come during a call make one more call. Thread safety: Nudge from any thread, `beat`
+// too.
 class PulseThread {
  public:
-  explicit PulseThread(std::function<std::chrono::steady_clock::time_point()> beat)
+  using TimePoint = std::chrono::steady_clock::time_point;
+  static constexpr TimePoint kNever = TimePoint::max();
+
+  explicit PulseThread(std::function<TimePoint()> beat)
       : beat_(std::move(beat)), thread_([this] { Run(); }) {}
+  // Joins. A nudge that no call has followed yet gets one.
   ~PulseThread() {
     {
       MutexLock lock(mutex_);
@@ -85,21 +90,21 @@ class PulseThread {
 
  private:
   void Run() {
-    do {
-      next_ = beat_();
-    } while (Wait());
+    for (TimePoint next = beat_(); Wait(next);) next = beat_();
   }
-  bool Wait() {
+  bool Wait(TimePoint next) {
     MutexLock lock(mutex_);
-    while (!stopping_ && !nudged_ && std::chrono::steady_clock::now() < next_) {
-      changed_.WaitUntil(mutex_, next_);
+    while (!stopping_ && !nudged_ && std::chrono::steady_clock::now() < next) {
+      if (next == kNever) {
+        changed_.Wait(mutex_);
+      } else {
+        changed_.WaitUntil(mutex_, next);
+      }
     }
-    nudged_ = false;
-    return !stopping_;
+    return std::exchange(nudged_, false) || !stopping_;
   }
 
-  const std::function<std::chrono::steady_clock::time_point()> beat_;
-  std::chrono::steady_clock::time_point next_;  // the thread's
+  const std::function<TimePoint()> beat_;
   Mutex mutex_;
   CondVar changed_;
   bool nudged_ ABSL_GUARDED_BY(mutex_) = false;
