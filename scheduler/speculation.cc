@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "scheduler/masked_candidate.h"
+#include "scheduler/request/masked_candidate.h"
 
 namespace treadle {
 namespace {
