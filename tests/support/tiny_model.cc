@@ -87,7 +87,7 @@ void AddFields(const Architecture& architecture, const std::string& prefix,
   }
 }
 
-// Those that it writes otherwise.
+// The fields that it writes otherwise.
 void AddOtherFields(const Architecture& architecture, const std::string& prefix,
                     const ModelConfig& config, GgufWriter& writer) {
   const auto number = [&](const char* key, int64_t value) {

@@ -1,4 +1,4 @@
-// What the configuration of a Hugging Face folder says: the windows, contexts and ends that follow,
+// The configuration of a Hugging Face folder: the windows, contexts and ends that follow from it,
 // and tables of wrong fields, each refused with a line that names the file and the fault.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -28,7 +28,7 @@ class TinyFolder : public ScratchCheckpoint {
     ASSERT_TRUE(path.ok()) << path.status();
     config_ = nlohmann::json::parse(Read("config.json"));
   }
-  // Of the options' own sizes instead.
+  // Writes another family's instead, of the options' own sizes.
   void WriteFamily(const char* architecture) {
     ASSERT_TRUE(WriteTinyFolder(*FindArchitecture(architecture), folder_.path(), {}).ok());
     config_ = nlohmann::json::parse(Read("config.json"));
