@@ -151,6 +151,10 @@ class Stage {
                               const std::function<void()>& before_output);
   // The link's memory for copies; null: ops read and write its buffers, or there is no link.
   Staging* staging() { return link_ == nullptr ? nullptr : backend_.staging(link_->place()); }
+  // Rows of the input that a stage gets from the one before it.
+  static int64_t RowsTo(int stage, const IterationPlan& plan) {
+    return plan.stages.Contains(stage) ? plan.num_tokens() : 0;
+  }
   absl::Status CheckPageBytes(const IterationPlan& plan) const;
   void LoadPage(const PageLoad& load);
   absl::Status CheckHeld(const IterationPlan& plan);

@@ -108,148 +108,6 @@ bool LoopCore::Turn() {
   return submitted || absorbed;
 }
 
-// Results.
-
-bool LoopCore::AbsorbResults() {
-  std::vector<IterationResult> results = engine_.TakeResults();
-  for (IterationResult& result : results) Absorb(result);
-  return !results.empty();
-}
-
-void LoopCore::Absorb(IterationResult& result) {
-  TREADLE_CHECK(!in_flight_.empty());
-  TREADLE_CHECK(result.iteration == next_iteration_ - in_flight_.size());
-  PlanInFlight note = std::move(in_flight_.front());
-  in_flight_.pop_front();
-  if (in_flight_.empty()) idle_since_ = now_;
-  TREADLE_CHECK(result.steps.size() >= note.steps.size());  // padding's is the last
-
-  for (Request* request : note.requests) {
-    if (--request->plans_in_flight == 0) NotePlansDone(*request);
-  }
-  for (size_t i = 0; i < note.steps.size(); ++i) {
-    const size_t wrong = AbsorbStep(note.steps[i], result.steps[i]);
-    if (wrong == 0) continue;
-    const RequestId request = note.steps[i].request->id;
-    std::ranges::find(note.members, request, &LedgerMember::request)->tokens -=
-        static_cast<int32_t>(wrong);
-  }
-  // A request that ended earlier has no step in this result; it retires here.
-  for (Request* request : note.requests) Retire(*request);
-  if (running_ + reserved_ == 0) delivery_.Flush(now_);
-  for (size_t i = 0; i < note.stores.size(); ++i) {
-    if (result.stored_pages[i].empty()) continue;
-    kv_.files()->Store(std::move(note.stores[i]), std::move(result.stored_pages[i]));
-  }
-  if (!note.steps.empty()) {
-    fetches_.NoteIteration(static_cast<int64_t>(note.work.rows), result.timings.compute);
-    masks_.NoteIteration(result.timings.receive + result.timings.compute);
-  }
-  AppendRecord(result, note);
-  note.Clear();
-  spare_.push_back(std::move(note));
-}
-
-// Gives the number of its wrong guesses.
-size_t LoopCore::AbsorbStep(const PlanInFlight::Target& target, StepResult& step) {
-  Request& request = *target.request;
-  Sequence& sequence = request.sequences[target.sequence];
-  const std::span<RowResult> rows = step.outputs;
-  const std::span<RowResult> samples = rows.last(static_cast<size_t>(target.samples));
-  const size_t wrong = target.samples > 1 ? TakeDraft(request, sequence, samples) : 0;
-  NoteRun(request, sequence, target.end, target.samples, static_cast<int32_t>(wrong));
-  if (request.state == RequestState::kFinished) return wrong;
-  std::vector<TokenDetail> prompt;  // scored rows come before those that sample
-  for (RowResult& row : rows.first(rows.size() - samples.size())) {
-    prompt.push_back(std::move(row.target));
-  }
-  if (!prompt.empty()) delivery_.Prompt(request, std::move(prompt));
-  if (samples.empty() || sequence.finished) return wrong;
-  if (sequence.sits_out) {
-    DropSample(request, sequence);
-    return wrong;
-  }
-  for (RowResult& row : samples.first(samples.size() - wrong)) {
-    AbsorbToken(request, sequence, row);
-    if (sequence.finished || request.state == RequestState::kFinished) break;
-  }
-  return wrong;
-}
-
-// The number of guesses of the sequence's step that are wrong. What was sampled after a wrong one
-// is nobody's.
-size_t LoopCore::TakeDraft(Request& request, Sequence& sequence,
-                           std::span<const RowResult> samples) {
-  const std::vector<int32_t> draft = std::exchange(sequence.draft, {});
-  const size_t sure = sequence.masked ? sequence.masked->sure_rows() : samples.size();
-  size_t right = 0;
-  while (right < draft.size() && right + 1 < sure && samples[right].token == draft[right]) ++right;
-  request.draft_tokens += static_cast<int32_t>(draft.size());
-  request.accepted_draft_tokens += static_cast<int32_t>(right);
-  return draft.size() - right;
-}
-
-void LoopCore::AbsorbToken(Request& request, Sequence& sequence, RowResult& row) {
-  if (request.spec.pooling != Pooling::kNone) {
-    delivery_.Token(
-        request,
-        {.detail = {}, .finish = FinishReason::kPooled, .embedding = std::move(row.hidden)});
-    return FinishSequence(request, sequence, FinishReason::kPooled);
-  }
-  if (sequence.masked) {
-    const absl::Status stuck = sequence.masked->Stuck(sequence.produced);
-    if (!stuck.ok()) return End(request, stuck);
-  }
-
-  if (sequence.masked) sequence.masked->NoteToken(sequence.produced, row.token);
-  ++sequence.produced;
-  sequence.output.push_back(row.token);
-  speculation_.NoteToken(request, sequence);
-  if (request.first_token == Clock::time_point{}) request.first_token = now_;
-  const std::vector<int32_t>& ends = request.spec.end_tokens;
-  FinishReason reason = FinishReason::kNone;
-  if (std::find(ends.begin(), ends.end(), row.token) != ends.end()) {
-    reason = FinishReason::kEndToken;
-  } else if (sequence.produced == request.spec.max_new_tokens) {
-    reason = FinishReason::kLength;
-  }
-  delivery_.Token(request, {.candidate = sequence.candidate,
-                            .token = row.token,
-                            .detail = std::move(row.detail),
-                            .finish = reason});
-  if (reason != FinishReason::kNone) return FinishSequence(request, sequence, reason);
-  masks_.NoteToken(request, sequence, now_);
-}
-
-void LoopCore::AppendRecord(const IterationResult& result, PlanInFlight& note) {
-  const IterationTimings& timings = result.timings;
-  const KvCapacity capacity = kv_.Capacity();
-  LedgerRecord record;
-  record.epoch = result.epoch;
-  record.iteration = result.iteration;
-  record.time = Seconds(now_ - began_);
-  record.arrivals = std::exchange(arrivals_, {});
-  record.members = note.members;
-  record.padding = note.padding;
-  record.ends = delivery_.TakeEnds();
-  record.waiting = waiting_;
-  record.running = running_;
-  record.free_pages = capacity.free_pages[capacity.Scarcest()];
-  record.total_pages = capacity.total_pages[capacity.Scarcest()];
-  record.schedule = note.schedule;
-  record.queue = timings.queue;
-  record.receive = timings.receive;
-  record.compute = timings.compute;
-  record.sample = timings.sample;
-  record.idle = note.idle;
-  record.bubble = note.behind ? timings.gap : 0;
-  record.stages = limits_.stages;
-  cost_.Note(note.work, record.receive + record.compute + record.sample + record.bubble);
-  if (auto_batch_.any() && cost_.noted() % kGrowAfter == 0) GrowLimits();
-  record.experts = result.experts;
-  ledger_.Append(std::move(record));
-}
-
 // Endings of requests.
 
 void LoopCore::FinishSequence(Request& request, Sequence& sequence, FinishReason reason) {
@@ -257,9 +115,7 @@ void LoopCore::FinishSequence(Request& request, Sequence& sequence, FinishReason
   sequence.finish = reason;
   forecast_.NoteAnswer(sequence.produced, request.spec.max_new_tokens);
   masks_.Forget(sequence);
-  const bool all = std::all_of(request.sequences.begin(), request.sequences.end(),
-                               [](const Sequence& other) { return other.finished; });
-  if (all) End(request, absl::OkStatus());
+  if (std::ranges::all_of(request.sequences, &Sequence::finished)) End(request, absl::OkStatus());
 }
 
 void LoopCore::End(Request& request, const absl::Status& status) {
@@ -469,15 +325,6 @@ void LoopCore::Submit(const Selection& selection, Clock::time_point selecting_si
     note = std::move(spare_.back());
     spare_.pop_back();
   }
-  const auto counted = [&](auto of) {
-    return std::ranges::count_if(selection,
-                                 [of](const Selected& member) { return of(*member.request); });
-  };
-  const auto begun = [](const Request& request) { return request.begun != Clock::time_point(); };
-  const auto reserved = [&](const Request& request) {
-    return request.state != RequestState::kWaiting && !begun(request);
-  };
-  const int64_t begun_before = counted(begun), reserved_before = counted(reserved);
   speculation_.Choose(selection, /*model_may_run=*/in_flight_.empty() || limits_.stages > 1);
   IterationPlan plan = planner_.Build(selection, now_, note);
   note.padding = selection.empty() ? 0 : policy_.padding();
@@ -485,10 +332,9 @@ void LoopCore::Submit(const Selection& selection, Clock::time_point selecting_si
     planner_.AddPadding(std::min(note.padding, limits_.max_batch_tokens - plan.num_tokens()), plan);
   }
   note.work = WorkOf(plan);
-  const int64_t began = counted(begun) - begun_before;
-  waiting_ -= began;
-  running_ += began;
-  reserved_ += counted(reserved) - reserved_before;
+  waiting_ -= note.begun;
+  running_ += note.begun;
+  reserved_ += note.admitted - note.begun;
   plan.epoch = engine_.epoch();
   plan.iteration = next_iteration_++;
   last_submit_ = time_.Now();

@@ -99,7 +99,6 @@ class LoopCore {
   bool AbsorbResults();
   void Absorb(IterationResult& result);
   size_t AbsorbStep(const PlanInFlight::Target& target, StepResult& step);
-  static size_t TakeDraft(Request& request, Sequence& sequence, std::span<const RowResult> samples);
   void AbsorbToken(Request& request, Sequence& sequence, RowResult& row);
   void Recover();
   void RecoverRequest(Request& request, const absl::Status& status, bool stood);

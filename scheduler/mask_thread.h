@@ -25,7 +25,7 @@
 
 #include "base/sync.h"
 #include "engine/engine.h"
-#include "scheduler/masked_candidate.h"
+#include "scheduler/request/masked_candidate.h"
 
 namespace treadle {
 

@@ -65,8 +65,8 @@ void PlanInFlight::Clear() {
   members.clear();
   stores.clear();
   copies.clear();
+  admitted = begun = padding = 0;
   work = 0;
-  padding = 0;
   schedule = 0;
   idle = 0;
   behind = false;
@@ -84,7 +84,10 @@ IterationPlan Planner::Build(const Selection& selection, Clock::time_point now,
   note.members.reserve(selection.size());
   for (const Selected& member : selection) {
     Request& request = *member.request;
-    if (request.state == RequestState::kWaiting) Admit(request);
+    if (request.state == RequestState::kWaiting) {
+      Admit(request);
+      ++note.admitted;
+    }
     if (member.num_tokens == 0) continue;
     if (IsToBegin(request)) {
       waits = waits || WaitsForCopies(request);
@@ -106,7 +109,10 @@ IterationPlan Planner::Build(const Selection& selection, Clock::time_point now,
     } else {
       num_tokens = AddTokens(request, plan, note);
     }
-    if (request.begun == Clock::time_point()) request.begun = now;
+    if (request.begun == Clock::time_point()) {
+      request.begun = now;
+      ++note.begun;
+    }
     ++request.plans_in_flight;
     note.requests.push_back(&request);
     note.members.push_back({request.id, num_tokens, initiation});

@@ -42,6 +42,7 @@ struct PlanInFlight {
   std::vector<LedgerMember> members;  // one per request
   std::vector<PageName> stores;       // of the plan's page stores
   std::vector<int32_t> copies;        // pages that the plan has copied for the prefix cache
+  int64_t admitted = 0, begun = 0;    // requests, by this plan
   IterationWork work = 0;
   int64_t padding = 0;  // as Policy::padding
   double schedule = 0;  // seconds, as in LedgerRecord

@@ -1,9 +1,10 @@
 #include "scheduler/speculation.h"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
-#include "scheduler/masked_candidate.h"
+#include "scheduler/request/masked_candidate.h"
 
 namespace treadle {
 namespace {
@@ -19,6 +20,17 @@ void Speculation::NoteToken(const Request& request, Sequence& sequence) const {
   if (sequence.drafter) return sequence.drafter->Append(sequence.output.back());
   const bool by_model = request.spec.speculate == Speculate::kDraft && model_ != nullptr;
   sequence.drafter = by_model ? model_->Make(request, sequence) : make_(request, sequence);
+}
+
+size_t Speculation::TakeDraft(Request& request, Sequence& sequence,
+                              std::span<const RowResult> samples) {
+  const std::vector<int32_t> draft = std::exchange(sequence.draft, {});
+  const size_t sure = sequence.masked ? sequence.masked->sure_rows() : samples.size();
+  size_t right = 0;
+  while (right < draft.size() && right + 1 < sure && samples[right].token == draft[right]) ++right;
+  request.draft_tokens += static_cast<int32_t>(draft.size());
+  request.accepted_draft_tokens += static_cast<int32_t>(right);
+  return draft.size() - right;
 }
 
 // The probability above which one more row is worth its time, in an iteration of so many rows that

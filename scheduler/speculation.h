@@ -37,6 +37,9 @@ class Speculation {
 
   // The sequence's output has another token.
   void NoteToken(const Request& request, Sequence& sequence) const;
+  // Takes the draft of a sequence whose rows sampled this, counts it, and gives the number of its
+  // guesses that are wrong. Samples after a wrong one are nobody's.
+  static size_t TakeDraft(Request& request, Sequence& sequence, std::span<const RowResult> samples);
 
   // Some sequence in a plan in flight has guesses that are being verified, or that a plan of these
   // requests would verify if it had the result.

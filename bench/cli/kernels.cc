@@ -8,9 +8,9 @@
 #include "bench/iteration/scheduler_bench.h"
 #include "bench/kernels/kernel_bench.h"
 #include "engine/choices.h"
+#include "server/cli/bench/random_model_flag.h"
 #include "server/cli/command.h"
 #include "server/cli/progress.h"
-#include "server/cli/random_model_flag.h"
 #include "server/configuration.h"
 #include "server/flag_values.h"
 

@@ -42,7 +42,7 @@ void SampleShard(Device& device, Tensor logits, int32_t first_token, int64_t fir
                  const DeviceBatch& batch, std::span<std::byte> scratch, ShardSample* shards);
 size_t SampleScratchBytes(int64_t max_rows, int64_t vocab);
 
-// -- rows.cu --------------------------------------------------------------------------------------
+// -- elements.cu ----------------------------------------------------------------------------------
 // The sum of an all-reduce, of parts that were gathered from all ranks: out = parts[0] + parts[1] +
 // ..., or out + (that sum). parts: [ranks][count], out: [count] f32, not overlapping. One fixed
 // order whatever the place in the buffer (N1, N3).

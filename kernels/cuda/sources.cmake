@@ -4,7 +4,7 @@ set(TREADLE_CUDA_KERNELS  # .cu: kernels and their launches, against simt.h and 
   attention/attention.cu attention/attention_general.cu attention/attention_warpgroups_bf16.cu attention/attention_warpgroups_f16.cu
   attention/rotary.cu
   sampling/sample.cu
-  rows/experts.cu rows/low_rank.cu rows/rows.cu
+  rows/elements.cu rows/experts.cu rows/low_rank.cu rows/norms.cu rows/pages.cu
   states/convolution.cu states/gated_delta.cu
   low_bit/low_bit_decode.cu low_bit/low_bit_few_bf16.cu low_bit/low_bit_few_f16.cu low_bit/low_bit_rows.cu
   row_int8/row_int8_rows.cu row_int8/row_int8_stream.cu row_int8/row_int8_tiles.cu row_int8/row_int8_warpgroups.cu

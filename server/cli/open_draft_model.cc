@@ -9,7 +9,6 @@
 #include "base/quoted.h"
 #include "base/status.h"
 #include "base/utf8.h"
-#include "engine/local_engine.h"
 #include "models/text/tokenizer.h"
 #include "scheduler/speculation.h"
 #include "server/cli/rank_devices.h"
@@ -83,11 +82,7 @@ absl::StatusOr<OpenedDraft> OpenDraftModel(const Checkpoint& checkpoint,
   const ModelConfig& config = checkpoint.config();
   const int64_t context = std::min(options.max_context, config.context);
 
-  KvMemoryRequest memory;
-  memory.max_batch_tokens = options.max_batch_tokens;
-  memory.max_context = options.max_context;
-  memory.page_size = options.page_size;
-  memory.kv_dtype = options.kv_dtype;
+  const KvMemoryRequest memory = KvMemoryFrom(alone);
   const PageCounts pages = PagesBeside(served, KvMemoryOf(config, memory, {}));
   const KvMemoryPlan kv = KvMemoryOf(config, memory, pages);
   const auto weights = static_cast<int64_t>(alone.weights.EstimateBytes(checkpoint));
@@ -100,13 +95,8 @@ absl::StatusOr<OpenedDraft> OpenDraftModel(const Checkpoint& checkpoint,
             " MiB beside the served model; lower --kv-memory"));
   }
 
-  LocalEngineOptions engine;
-  engine.max_batch_tokens = options.max_batch_tokens;
-  engine.page_size = options.page_size;
-  engine.kv_pages = pages;
-  engine.kv_dtype = options.kv_dtype;
+  LocalEngineOptions engine = LocalEngineFrom(alone, pages);
   engine.depth = Speculation::kMaxDraft;
-  engine.iteration_deadline = options.iteration_deadline;
   TREADLE_ASSIGN_OR_RETURN(std::vector<StageRanks::Rank> ranks,
                            LoadRanks(checkpoint, alone, devices, context, {}));
   const uint64_t bytes = ranks[0].model->weight_bytes();

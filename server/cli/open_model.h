@@ -38,6 +38,10 @@ struct OpenedModel {
   std::string notice;            // something worth telling once; or empty
   std::string numerics_key;      // all that decides the bits of an answer
   RecordedSetup setup;           // for --record, without the configuration
+
+  void AddNotice(const std::string& more) {
+    if (!more.empty()) notice += (notice.empty() ? "" : "; ") + more;
+  }
 };
 
 // A checkpoint and options that go together, on this machine; nothing is loaded yet.
@@ -58,6 +62,10 @@ absl::StatusOr<CheckedModel> CheckModel(const ServeOptions& options);
 absl::StatusOr<OpenedModel> OpenModel(const CheckedModel& checked,
                                       std::function<void(double)> progress,
                                       const LogSink& log = WarningsToStderr());
+// The step of it that makes the engine, its K/V cache and the workers that it owns: places layers,
+// starts workers where none are given, and loads. Fills in what `opened` says of these.
+absl::Status OpenEngine(const CheckedModel& checked, std::function<void(double)> progress,
+                        const LogSink& log, OpenedModel& opened);
 // Checks and opens the model of `options`, and shows on stderr how far it is.
 absl::StatusOr<OpenedModel> OpenModel(const ServeOptions& options);
 

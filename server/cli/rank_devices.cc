@@ -145,6 +145,27 @@ LoadOptions LoadOptionsFrom(const ServeOptions& options, int64_t max_context) {
   return load;
 }
 
+KvMemoryRequest KvMemoryFrom(const ServeOptions& options) {
+  KvMemoryRequest memory;
+  memory.max_batch_tokens = options.max_batch_tokens;
+  memory.max_context = options.max_context;
+  memory.page_size = options.page_size;
+  memory.kv_dtype = options.kv_dtype;
+  memory.tensor_parallel = options.tensor_parallel;
+  return memory;
+}
+
+LocalEngineOptions LocalEngineFrom(const ServeOptions& options, const PageCounts& kv_pages) {
+  LocalEngineOptions engine;
+  engine.max_batch_tokens = options.max_batch_tokens;
+  engine.page_size = options.page_size;
+  engine.kv_pages = kv_pages;
+  engine.kv_dtype = options.kv_dtype;
+  engine.depth = static_cast<int>(options.engine_depth);
+  engine.iteration_deadline = options.iteration_deadline;
+  return engine;
+}
+
 int ThreadsOfRank(const ServeOptions& options, int64_t parts) {
   const int64_t threads = options.threads > 0 ? options.threads : UsableCpus();
   return static_cast<int>(std::max<int64_t>(1, threads / parts));

@@ -12,6 +12,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "engine/local_engine.h"
+#include "engine/memory_plan.h"
 #include "engine/remote/worker/worker_stage.h"
 #include "engine/stage_ranks.h"
 #include "kernels/backend.h"
@@ -65,6 +67,9 @@ absl::StatusOr<std::vector<StageRanks::Rank>> LoadRanks(const Checkpoint& checkp
 
 // How `options` say that a model is loaded; shard 0 of all ranks.
 LoadOptions LoadOptionsFrom(const ServeOptions& options, int64_t max_context);
+// How they size K/V pages, whatever memory there is, and the engine of ranks that load here.
+KvMemoryRequest KvMemoryFrom(const ServeOptions& options);
+LocalEngineOptions LocalEngineFrom(const ServeOptions& options, const PageCounts& kv_pages);
 
 // Threads of one rank when `parts` ranks, over all stages, share the threads of `options`.
 int ThreadsOfRank(const ServeOptions& options, int64_t parts);

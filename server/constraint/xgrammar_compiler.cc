@@ -1,18 +1,12 @@
 // The only source that sees XGrammar.
 #include <dlpack/dlpack.h>
-#include <signal.h>
 #include <support/logging.h>
 #include <sys/resource.h>
-#include <sys/wait.h>
-#include <unistd.h>
 #include <xgrammar/xgrammar.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
-#include <cstring>
 #include <exception>
-#include <fstream>
 #include <functional>
 #include <list>
 #include <map>
@@ -29,8 +23,10 @@
 #include "base/utf8.h"
 #include "engine/plan/iteration_plan.h"
 #include "server/constraint/constraint_compiler.h"
+#include "server/constraint/json_style.h"
 #include "server/constraint/prepared_constraint.h"
 #include "server/constraint/refused_constraints.h"
+#include "server/constraint/trial.h"
 
 namespace treadle {
 namespace {
@@ -39,65 +35,14 @@ constexpr size_t kShownError = 200;
 
 using Clock = std::chrono::steady_clock;
 
-// Limits of a constraint's trial.
-constexpr rlim_t kTrialSeconds = 4;  // of a processor
-constexpr rlim_t kTrialBytes = rlim_t{512} << 20;
-constexpr std::chrono::seconds kTrialPatience{20};
+// Tokens of a constraint's trial.
 constexpr int kTrialTokens = 48;  // of each of two ways
 constexpr int kFarTokens = 256;   // of the third one
 
 constexpr int kNiceness = 5;  // of reading ahead: as of the threads that compile (work_pool.h)
 
-// The size of this process's address space.
-rlim_t VirtualBytes() {
-  std::ifstream pages("/proc/self/statm");
-  rlim_t count = 0;
-  pages >> count;
-  return count * static_cast<rlim_t>(sysconf(_SC_PAGESIZE));
-}
-
 // The library's last warning on this thread: it enforces only a part of the constraint.
 thread_local std::string warning;
-
-// How an answer writes JSON: the white space that it puts behind punctuation. A guess follows it.
-class JsonStyle {
- public:
-  void Read(std::string_view text) {
-    for (const char c : text) {
-      if (!in_string_ && (c == ' ' || c == '\n' || c == '\t')) {
-        spaces_ += c;
-        continue;
-      }
-      if (std::string* const kept = Kept()) *kept = spaces_;
-      spaces_.clear();
-      if (c == '"' && !escaped_) in_string_ = !in_string_;
-      escaped_ = in_string_ && c == '\\' && !escaped_;
-      last_ = c;
-    }
-  }
-
-  // Texts that may come next where the grammar leaves a choice, the likelier first.
-  std::vector<std::string> Next() {
-    if (in_string_ || !spaces_.empty()) return {};
-    if (last_ == '"') return {":", ","};
-    const std::string* const spaces = Kept();
-    if (spaces == nullptr) return {};
-    if (!spaces->empty()) return {*spaces};
-    if (last_ == '{' || last_ == ',') return {"\""};
-    return {};
-  }
-
- private:
-  std::string* Kept() {
-    const size_t at = in_string_ ? std::string_view::npos : std::string_view("{[,:").find(last_);
-    return at == std::string_view::npos ? nullptr : &kept_[at];
-  }
-
-  std::string kept_[4] = {"", "", " ", " "};
-  std::string spaces_;  // behind last_
-  char last_ = 0;
-  bool in_string_ = false, escaped_ = false;
-};
 
 class Matcher final : public TokenConstraint {
  public:
@@ -225,52 +170,6 @@ class CompiledConstraint final : public ConstraintGrammar {
   const xgrammar::CompiledGrammar grammar_;
 };
 
-// Ends this process after `time`, by SIGALRM, whatever it has inherited.
-void EndAfter(std::chrono::seconds time) {
-  signal(SIGALRM, SIG_DFL);
-  sigset_t set;
-  sigemptyset(&set);
-  sigaddset(&set, SIGALRM);
-  sigprocmask(SIG_UNBLOCK, &set, nullptr);
-  alarm(static_cast<unsigned>(time.count()));
-}
-
-// Runs `work` in a child process of bounded time and memory, and says whether it came to its end:
-// the library can be neither interrupted nor told how much it may allocate, and what a constraint
-// costs depends on how many ways it has to read the same text. In the child there is one thread,
-// and the locks of others are taken for ever: `work` uses none but the allocator's. InvalidArgument
-// if it costs too much; Unavailable if this machine had no process or no time for it.
-absl::Status InTrial(const std::function<void()>& work) {
-  const rlim_t most = VirtualBytes() + kTrialBytes;
-  const pid_t child = fork();
-  if (child < 0) return absl::UnavailableError(Str("no process to try it in: ", strerror(errno)));
-  if (child == 0) {
-    struct rlimit used {};
-    getrlimit(RLIMIT_AS, &used);
-    const rlimit memory{std::min(used.rlim_max, most), used.rlim_max};
-    const rlimit seconds{kTrialSeconds, kTrialSeconds};
-    const rlimit core{0, 0};
-    setrlimit(RLIMIT_AS, &memory);
-    setrlimit(RLIMIT_CPU, &seconds);
-    setrlimit(RLIMIT_CORE, &core);
-    EndAfter(kTrialPatience);
-    work();
-    _exit(0);
-  }
-  int how = 0;
-  pid_t ended = 0;
-  while ((ended = waitpid(child, &how, 0)) < 0 && errno == EINTR) {
-  }
-  if (ended == child && WIFEXITED(how) && WEXITSTATUS(how) == 0) return absl::OkStatus();
-  if (ended == child && WIFSIGNALED(how) && WTERMSIG(how) == SIGALRM) {
-    return absl::UnavailableError(Str("its trial did not end within ", kTrialPatience.count(),
-                                      " s: the machine is too busy"));
-  }
-  return InvalidArgument("is too expensive: to compile it, and the masks of ",
-                         2 * kTrialTokens + kFarTokens, " tokens, take more than ", kTrialSeconds,
-                         " s of a processor or ", kTrialBytes >> 20, " MiB");
-}
-
 class XGrammarCompiler final : public ConstraintCompiler {
  public:
   XGrammarCompiler(const Tokenizer& tokenizer, int32_t vocab, const std::vector<int32_t>& end_ids)
@@ -331,7 +230,9 @@ class XGrammarCompiler final : public ConstraintCompiler {
 
   absl::StatusOr<std::shared_ptr<const CompiledConstraint>> TryAndMake(
       const PreparedConstraint& key) {
-    TREADLE_RETURN_IF_ERROR(InTrial([this, &key] { Try(key); }));
+    TREADLE_RETURN_IF_ERROR(
+        InTrial([this, &key] { Try(key); },
+                Str("to compile it, and the masks of ", 2 * kTrialTokens + kFarTokens, " tokens")));
     return Make(key);
   }
 

@@ -49,7 +49,7 @@ template <auto Read, auto... member, typename Request>
 absl::Status Sets(const std::string& name, const nlohmann::json& value, Request& to) {
   return Set(Read(name, value), (to.*....*member));
 }
-// BodyField::read of `model`, which ReadBody has read.
+// BodyField::read of `model`, which ReadBody has read, and of what has no effect.
 template <typename Request>
 absl::Status IsRead(const std::string& /*name*/, const nlohmann::json& /*value*/, Request& /*to*/) {
   return absl::OkStatus();
@@ -60,7 +60,8 @@ inline bool IsIn(OpenAiIn in, bool chat) {
   return (static_cast<int>(in) & static_cast<int>(wanted)) != 0;
 }
 
-// One of all fields of a body, which may also have those of kSamplingFields; others are refused.
+// One of all fields of a body, which may also have those of kSamplingFields unless it is for
+// embeddings; others are refused.
 template <typename Request>
 absl::Status ReadField(const std::string& name, const nlohmann::json& value,
                        std::span<const BodyField<Request>> taken,
@@ -71,6 +72,7 @@ absl::Status ReadField(const std::string& name, const nlohmann::json& value,
   }
   std::vector<std::string_view> known;
   for (const SamplingField& field : kSamplingFields) {
+    if (to.common.embedding) break;
     if (field.name == name) return ReadSampling(field, value, to);
     known.push_back(field.name);
   }

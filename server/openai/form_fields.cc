@@ -53,9 +53,8 @@ absl::Status ReadForm(std::string_view field, const std::string& name, std::stri
 
 }  // namespace
 
-absl::Status ReadResponseFormat(const Json& value, AskedForm& to) {
-  constexpr const char* kField = "response_format";
-  if (!value.is_object()) return Expected(kField, value, "an object");
+absl::Status ReadResponseFormat(std::string_view field, const Json& value, AskedForm& to) {
+  if (!value.is_object()) return Expected(field, value, "an object");
   const Json type = value.value("type", Json());
   const bool object = type == "json_object", schema = type == "json_schema";
   const std::string_view member = object ? "schema" : schema ? "json_schema" : "";
@@ -68,9 +67,9 @@ absl::Status ReadResponseFormat(const Json& value, AskedForm& to) {
     return Expected("response_format.type", type, "\"text\", \"json_object\" or \"json_schema\"");
   }
   const Json described = value.value(member, Json());
-  if (object && described.is_null()) return Begin(kField, Kind::kJsonObject, to);
-  TREADLE_RETURN_IF_ERROR(Begin(kField, Kind::kJsonSchema, to));
-  to.schema_path = {kField, member};
+  if (object && described.is_null()) return Begin(field, Kind::kJsonObject, to);
+  TREADLE_RETURN_IF_ERROR(Begin(field, Kind::kJsonSchema, to));
+  to.schema_path = {field, member};
   if (object) {
     return described.is_object() ? absl::OkStatus()
                                  : Expected("response_format.schema", described, "an object");
@@ -88,18 +87,17 @@ absl::Status ReadResponseFormat(const Json& value, AskedForm& to) {
   return absl::OkStatus();
 }
 
-absl::Status ReadStructuredOutputs(const Json& value, AskedForm& to) {
-  constexpr const char* kField = "structured_outputs";
-  if (!value.is_object()) return Expected(kField, value, "an object");
+absl::Status ReadStructuredOutputs(std::string_view field, const Json& value, AskedForm& to) {
+  if (!value.is_object()) return Expected(field, value, "an object");
   for (const auto& [key, part] : value.items()) {
     if (key == "disable_any_whitespace" && !part.is_null()) {
-      TREADLE_ASSIGN_OR_RETURN(const bool disabled, ReadBool(Str(kField, ".", key), part));
+      TREADLE_ASSIGN_OR_RETURN(const bool disabled, ReadBool(Str(field, ".", key), part));
       to.any_whitespace = !disabled;
       continue;
     }
     if (part.is_null() || part == false) continue;
-    TREADLE_RETURN_IF_ERROR(ReadForm(kField, Str(kField, ".", Cut(Printable(key), kShown)), key,
-                                     part, {kField, "json"}, to));
+    TREADLE_RETURN_IF_ERROR(ReadForm(field, Str(field, ".", Cut(Printable(key), kShown)), key, part,
+                                     {field, "json"}, to));
   }
   return absl::OkStatus();
 }

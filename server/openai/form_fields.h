@@ -23,11 +23,13 @@ struct AskedForm {
   bool any_whitespace = false;  // of JSON, whatever asks for it
 };
 
-absl::Status ReadResponseFormat(const nlohmann::json& value, AskedForm& to);
+// Here and below `field`, its name in the body, lives on.
+absl::Status ReadResponseFormat(std::string_view field, const nlohmann::json& value, AskedForm& to);
 // At most one of json, json_object, regex, choice and grammar; and disable_any_whitespace, which
 // is true unless it says false.
-absl::Status ReadStructuredOutputs(const nlohmann::json& value, AskedForm& to);
-// `field`: guided_json, guided_regex, guided_choice or guided_grammar, which lives on.
+absl::Status ReadStructuredOutputs(std::string_view field, const nlohmann::json& value,
+                                   AskedForm& to);
+// `field`: guided_json, guided_regex, guided_choice or guided_grammar.
 absl::Status ReadGuided(std::string_view field, const nlohmann::json& value, AskedForm& to);
 
 }  // namespace treadle

@@ -4,7 +4,6 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "absl/strings/str_split.h"
 #include "base/json_file.h"
 #include "base/number.h"
 #include "base/status.h"
@@ -150,26 +149,9 @@ absl::Status ReadTemplateArguments(const std::string& name, const Json& value, O
   return absl::OkStatus();
 }
 
-}  // namespace
-
-absl::Status ReadReasoningEffort(const std::string& name, const Json& value, OpenAiRequest& to) {
-  constexpr std::string_view kEfforts[] = {"none", "minimal", "low", "medium", "high", "xhigh"};
-  TREADLE_ASSIGN_OR_RETURN(const std::string effort, ReadText(name, value));
-  if (std::ranges::find(kEfforts, effort) == std::end(kEfforts)) {
-    return Expected(name, value, R"("none", "minimal", "low", "medium", "high" or "xhigh")");
-  }
-  const bool thinks = effort != kEfforts[0];
-  Json arguments = {{"enable_thinking", thinks}, {"thinking", thinks}};
-  if (thinks) arguments["reasoning_effort"] = effort;
-  arguments.update(to.template_arguments);  // which comes first, and says more
-  to.template_arguments = std::move(arguments);
-  return absl::OkStatus();
-}
-
-namespace {
-
-absl::Status ReadGuidedField(const std::string& name, const Json& value, OpenAiRequest& to) {
-  return ReadGuided(name, value, to.form);
+template <absl::Status (*Read)(std::string_view, const Json&, AskedForm&)>
+absl::Status IntoForm(const std::string& name, const Json& value, OpenAiRequest& to) {
+  return Read(name, value, to.form);
 }
 
 using enum OpenAiIn;
@@ -192,10 +174,10 @@ constexpr BodyField<OpenAiRequest> kFields[] = {
     {"continue_final_message",
      Sets<ReadBool, &OpenAiRequest::common, &Common::continue_final_message>, kChat},
     {"echo", Sets<ReadBool, &OpenAiRequest::echo>, kCompletions},
-    {"guided_choice", ReadGuidedField, kBoth},
-    {"guided_grammar", ReadGuidedField, kBoth},
-    {"guided_json", ReadGuidedField, kBoth},
-    {"guided_regex", ReadGuidedField, kBoth},
+    {"guided_choice", IntoForm<ReadGuided>, kBoth},
+    {"guided_grammar", IntoForm<ReadGuided>, kBoth},
+    {"guided_json", IntoForm<ReadGuided>, kBoth},
+    {"guided_regex", IntoForm<ReadGuided>, kBoth},
     {"ignore_eos", Sets<ReadBool, &OpenAiRequest::common, &Common::stopping, &Stopping::ignore_eos>,
      kBoth},
     {"include_reasoning", Sets<ReadBool, &OpenAiRequest::include_reasoning>, kChat},
@@ -222,11 +204,7 @@ constexpr BodyField<OpenAiRequest> kFields[] = {
      },
      kBoth},
     {"reasoning_effort", ReadReasoningEffort, kChat},
-    {"response_format",
-     [](const std::string&, const Json& value, OpenAiRequest& to) {
-       return ReadResponseFormat(value, to.form);
-     },
-     kBoth},
+    {"response_format", IntoForm<ReadResponseFormat>, kBoth},
     {"return_token_ids", Sets<ReadBool, &OpenAiRequest::token_ids>, kBoth},
     {"seed", ReadSeed, kBoth},
     {"skip_special_tokens",
@@ -242,27 +220,39 @@ constexpr BodyField<OpenAiRequest> kFields[] = {
      Sets<ReadIds, &OpenAiRequest::common, &Common::stopping, &Stopping::stop_token_ids>, kBoth},
     {"stream", Sets<ReadBool, &OpenAiRequest::stream>, kBoth},
     {"stream_options", ReadStreamOptions, kBoth},
-    {"structured_outputs",
-     [](const std::string&, const Json& value, OpenAiRequest& to) {
-       return ReadStructuredOutputs(value, to.form);
-     },
-     kBoth},
-    {"tool_choice",
-     [](const std::string&, const Json& value, OpenAiRequest& to) {
-       return Set(ReadToolChoice(value), to.tool_choice);
-     },
-     kChat},
-    {"tools",
-     [](const std::string&, const Json& value, OpenAiRequest& to) {
-       return Set(ReadTools(value), to.tools);
-     },
-     kChat},
+    {"structured_outputs", IntoForm<ReadStructuredOutputs>, kBoth},
+    {"tool_choice", Sets<ReadToolChoice, &OpenAiRequest::tool_choice>, kChat},
+    {"tools", Sets<ReadTools, &OpenAiRequest::tools>, kChat},
     {"top_logprobs", ReadTopLogprobs, kChat},
     {"truncate_prompt_tokens",
      Sets<ReadInt, &OpenAiRequest::common, &Common::truncate_prompt_tokens>, kBoth},
 };
 
-// The others.
+// The fields of an embedding.
+constexpr BodyField<OpenAiRequest> kEmbeddingFields[] = {
+    {"input", ReadPrompts},
+    {"encoding_format",
+     [](const std::string& name, const Json& value, OpenAiRequest& to) {
+       to.base64 = value == "base64";
+       return to.base64 || value == "float" ? absl::OkStatus()
+                                            : Expected(name, value, R"("float" or "base64")");
+     }},
+    {"add_special_tokens", Sets<ReadBool, &OpenAiRequest::common, &Common::add_special_tokens>},
+    {"dimensions",
+     [](const std::string& name, const Json& value, OpenAiRequest& to) -> absl::Status {
+       TREADLE_RETURN_IF_ERROR(Set(ReadInt(name, value), to.common.dimensions));
+       return to.common.dimensions < 1 ? Expected(name, value, "1 or more") : absl::OkStatus();
+     }},
+    {"truncate_prompt_tokens",
+     Sets<ReadInt, &OpenAiRequest::common, &Common::truncate_prompt_tokens>},
+    {"model", IsRead<OpenAiRequest>},
+    {"user", IsRead<OpenAiRequest>},
+    {"priority", IsRead<OpenAiRequest>},
+    {"metadata", IsRead<OpenAiRequest>},
+    {"request_id", IsRead<OpenAiRequest>},
+};
+
+// Fields of the two bodies that generate, but for kFields.
 constexpr OpenAiField kOtherFields[] = {
     {"add_special_tokens", kChat, kOnly, "false"},
     {"allowed_token_ids", kBoth, kRefused},
@@ -315,31 +305,6 @@ constexpr OpenAiField kOtherFields[] = {
     {"web_search_options", kChat, kRefused},
 };
 
-}  // namespace
-
-absl::Status PassOver(const OpenAiField& field, const Json& value) {
-  if (field.standing == kIgnored) return absl::OkStatus();
-  for (const absl::string_view only :
-       absl::StrSplit(absl::string_view(field.only.data(), field.only.size()), " or ")) {
-    if (value == Json::parse(only.begin(), only.end(), nullptr, false)) return absl::OkStatus();
-  }
-  if (field.standing == kOnly) return Expected(field.name, value, field.only);
-  return InvalidArgument(field.name, " is not supported");
-}
-
-absl::Status ReadSampling(const SamplingField& field, const Json& value, OpenAiRequest& to) {
-  if (const auto* real = std::get_if<float SamplingParameters::*>(&field.member)) {
-    if (!value.is_number()) return Expected(field.name, value, "a number");
-    to.common.sampling.parameters.*(*real) = value.get<float>();
-    return absl::OkStatus();
-  }
-  TREADLE_ASSIGN_OR_RETURN(const int32_t top_k, ReadInt(field.name, value));
-  to.common.sampling.parameters.top_k = top_k == -1 ? 0 : top_k;  // both mean: off
-  return absl::OkStatus();
-}
-
-namespace {
-
 absl::Status ReadField(const std::string& name, const Json& value, OpenAiRequest& to) {
   return treadle::ReadField<OpenAiRequest>(name, value, kFields, kOtherFields, to);
 }
@@ -354,29 +319,6 @@ absl::Status CheckEndOfPrompt(const Json& object, const OpenAiRequest& to) {
 }
 
 }  // namespace
-
-absl::StatusOr<Json> ReadBody(std::string_view body, const ServedModel& model) {
-  if (const size_t bad = FindInvalidUtf8(body); bad != std::string_view::npos) {
-    return InvalidArgument("the body is not valid UTF-8 at byte ", bad);
-  }
-  TREADLE_ASSIGN_OR_RETURN(Json object, ParseJsonObject(body, "the body", kMaxJsonValues));
-  const Json name = object.value("model", Json());
-  if (name.is_null()) return object;
-  if (!name.is_string()) return Expected("model", name, "a string");
-  if (model.IsCalled(name.get_ref<const std::string&>())) return object;
-  if (model.IsAdapter(name.get_ref<const std::string&>())) return object;
-  std::string known = Json(model.name).dump();
-  for (const std::string& other : model.names) {
-    if (other != model.name) known += " or " + Json(other).dump();
-  }
-  return NotFound("the model ", Cut(name.dump(), kShown), " does not exist, expected ", known);
-}
-
-std::string AdapterNamed(const Json& object, const ServedModel& model) {
-  const Json name = object.value("model", Json());
-  return name.is_string() && model.IsAdapter(name.get<std::string>()) ? name.get<std::string>()
-                                                                      : "";
-}
 
 absl::StatusOr<OpenAiRequest> ReadOpenAiRequest(std::string_view body, bool chat,
                                                 const ServedModel& model) {
@@ -402,36 +344,7 @@ absl::StatusOr<OpenAiRequest> ReadEmbeddings(std::string_view body, const Served
   TREADLE_ASSIGN_OR_RETURN(const Json object, ReadBody(body, model));
   OpenAiRequest request{.common = {.embedding = true}};
   request.common.adapter = AdapterNamed(object, model);
-  for (const auto& [name, value] : object.items()) {
-    if (value.is_null() || name == "model" || name == "user") continue;
-    if (name == "input") {
-      TREADLE_RETURN_IF_ERROR(ReadPrompts(name, value, request));
-    } else if (name == "encoding_format") {
-      request.base64 = value == "base64";
-      if (!request.base64 && value != "float")
-        return Expected(name, value, R"("float" or "base64")");
-    } else if (name == "add_special_tokens") {
-      TREADLE_RETURN_IF_ERROR(Set(ReadBool(name, value), request.common.add_special_tokens));
-    } else if (name == "truncate_prompt_tokens") {
-      TREADLE_RETURN_IF_ERROR(Set(ReadInt(name, value), request.common.truncate_prompt_tokens));
-    } else if (name == "dimensions") {
-      TREADLE_RETURN_IF_ERROR(Set(ReadInt(name, value), request.common.dimensions));
-      if (request.common.dimensions < 1) return Expected(name, value, "1 or more");
-    } else {
-      constexpr std::string_view kKnown[] = {"input",
-                                             "encoding_format",
-                                             "add_special_tokens",
-                                             "dimensions",
-                                             "truncate_prompt_tokens",
-                                             "model",
-                                             "user",
-                                             "priority",
-                                             "metadata",
-                                             "request_id"};
-      if (std::ranges::find(kKnown + 6, std::end(kKnown), name) != std::end(kKnown)) continue;
-      return Unsupported("", name, kKnown);
-    }
-  }
+  TREADLE_RETURN_IF_ERROR(ReadFields<OpenAiRequest>(object, kEmbeddingFields, {}, request));
   if (request.prompts.empty()) return InvalidArgument("input is missing");
   return request;
 }

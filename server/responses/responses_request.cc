@@ -202,8 +202,8 @@ absl::Status ReadTools(const std::string& /*name*/, const Json& value, Asked& to
   return absl::OkStatus();
 }
 
-absl::Status ReadToolChoice(const std::string& /*name*/, const Json& value, Asked& to) {
-  if (value.is_string()) return Set(treadle::ReadToolChoice(value), to.tool_choice);
+absl::Status ReadToolChoice(const std::string& name, const Json& value, Asked& to) {
+  if (value.is_string()) return Set(treadle::ReadToolChoice(name, value), to.tool_choice);
   to.tool_choice = {.mode = ToolChoice::Mode::kRequired, .field = "tool_choice.name"};
   TREADLE_RETURN_IF_ERROR(ReadMembers("tool_choice", value,
                                       {{"type",

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "tests/support/tiny_tokenizer.h"
 
 namespace treadle {
 
@@ -32,11 +33,6 @@ struct TinyModelOptions {
   std::map<std::string, float> numbers = {};
 };
 
-// Tokens: 256 bytes, some merges, then <|endoftext|> (bos, unknown), <|im_start|>, <|im_end|>
-// (eos).
-int32_t TinyVocabulary();
-int32_t TinyEndOfTurn();  // id of <|im_end|>
-
 // Each returns the path of what it wrote: `directory`/tiny-NAME.gguf, or the folder itself.
 absl::StatusOr<std::string> WriteTinyGguf(const Architecture& architecture,
                                           const std::string& directory,
@@ -44,13 +40,8 @@ absl::StatusOr<std::string> WriteTinyGguf(const Architecture& architecture,
 absl::StatusOr<std::string> WriteTinyFolder(const Architecture& architecture,
                                             const std::string& directory,
                                             const TinyModelOptions& options);
-absl::StatusOr<std::string> WriteTinyLlamaGguf(const std::string& directory,
+using TinyWriter = absl::StatusOr<std::string>(const std::string& directory,
                                                const TinyModelOptions& options);
-absl::StatusOr<std::string> WriteTinyGpt2Gguf(const std::string& directory,
-                                              const TinyModelOptions& options);
-absl::StatusOr<std::string> WriteTinyLlamaFolder(const std::string& directory,
-                                                 const TinyModelOptions& options);
-absl::StatusOr<std::string> WriteTinyGpt2Folder(const std::string& directory,
-                                                const TinyModelOptions& options);
+TinyWriter WriteTinyLlamaGguf, WriteTinyGpt2Gguf, WriteTinyLlamaFolder, WriteTinyGpt2Folder;
 
 }  // namespace treadle

@@ -28,6 +28,14 @@ absl::StatusOr<std::string> HeldStage::FingerprintOf(const Checkpoint& own) {
   return fingerprint_;
 }
 
+absl::StatusOr<std::string> HeldStage::OwnFingerprint(const std::string& files,
+                                                      const std::string& known) {
+  if (!fingerprint_.empty()) return fingerprint_;
+  TREADLE_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::Open(options_.model_path));
+  if (!files.empty() && FilesHere(*checkpoint) == files) return known;
+  return FingerprintOf(*checkpoint);
+}
+
 void HeldStage::Drop() {
   options_.gone();
   stage_.reset();

@@ -52,11 +52,13 @@ class HeldStage {
 
   // The sum of the worker's own model, worked out once; "" until then.
   const std::string& fingerprint() const { return fingerprint_; }
-  absl::StatusOr<std::string> FingerprintOf(const Checkpoint& own);
+  // Works it out, unless the files have the state `files` (FilesHere) of others whose sum is known.
+  absl::StatusOr<std::string> OwnFingerprint(const std::string& files, const std::string& known);
 
  private:
   void Drop();
   absl::Status Load(const StageSource& source);
+  absl::StatusOr<std::string> FingerprintOf(const Checkpoint& own);
   absl::Status LoadForGuest(const control::Configure& wanted);
 
   const Options options_;

@@ -1,22 +1,14 @@
 #include "engine/remote/worker/worker.h"
 
 #include <algorithm>
-#include <atomic>
 #include <future>
-#include <optional>
 #include <utility>
 
-#include "base/background.h"
 #include "base/status.h"
-#include "base/sync.h"
 #include "engine/plan/plan_messages.h"
-#include "engine/remote/adapter_messages.h"
 #include "engine/remote/control.pb.h"
-#include "engine/remote/host_delay.h"
-#include "engine/remote/received_checkpoint.h"
 #include "engine/remote/thread_priority.h"
-#include "engine/remote/worker/held_stage.h"
-#include "models/checkpoints/fingerprint.h"
+#include "engine/remote/worker/worker_state.h"
 
 namespace treadle {
 namespace {
@@ -30,84 +22,7 @@ constexpr size_t kTraceBatch = 4096;  // events of one message
 // last one; only epochs may begin and end while a stage is being loaded.
 constexpr size_t kMaxTasks = 1024;
 
-// The master that is attached. Sends from any thread; the rest is constant once it has said hello.
-struct Master {
-  std::shared_ptr<Stream<control::WorkerMessage>> stream;
-  uint64_t id = 0;
-  milliseconds silence{0};
-  milliseconds heartbeat{0};
-  bool weights_from_master = false;
-  std::string files, fingerprint;  // FilesHere of its own, and their sum
-  // Whether the worker asked to leave, once in an attachment. For its stream's events only.
-  bool drains = false;
-  bool configured = false;
-  bool reserved = false;
-};
-using MasterPointer = std::shared_ptr<Master>;
-
 }  // namespace
-
-class Worker::State final : public StageLender {
- public:
-  explicit State(WorkerOptions options) : options_(std::move(options)) {}
-  ~State() override;
-
-  absl::Status Listen();
-  const std::string& address() const { return server_->address(); }
-  void Lend(control::Configure&& wanted, bool replace,
-            std::function<void(absl::StatusOr<LentStage>)> then) override;
-
- private:
-  // gRPC's threads.
-  StreamEvents<control::MasterMessage> Accept(
-      std::shared_ptr<Stream<control::WorkerMessage>> stream);
-  void OnMessage(const MasterPointer& master, control::MasterMessage& message);
-  void OnHello(const MasterPointer& master, const control::MasterHello& hello);
-  void OnDrain(const MasterPointer& master);
-  void Dispatch(const MasterPointer& master, control::MasterMessage& message);
-  void Detach(const MasterPointer& master, const absl::Status& why);
-  bool IsCurrent(const MasterPointer& master) {
-    MutexLock lock(mutex_);
-    return master_ == master;
-  }
-
-  // The task thread.
-  void Post(const MasterPointer& master, std::function<absl::Status()> task);
-  void DescribeSelf(control::WorkerHello& out) const;
-  absl::Status Greet(const MasterPointer& master);
-  absl::Status Configure(const MasterPointer& master, const control::Configure& configuration);
-  absl::StatusOr<LentStage> StageFor(const control::Configure& wanted, bool replace);
-  StageSource SourceFor(const MasterPointer& master);
-  absl::Status Reserve(const MasterPointer& master, const PageCounts& kv_pages);
-  absl::Status LoadAdapter(const MasterPointer& master, control::Adapter&& adapter);
-  absl::StatusOr<std::shared_ptr<const Checkpoint>> OpenCheckpoint(
-      const MasterPointer& master, const control::Configure& configuration);
-
-  SteadyClock::time_point Beat();  // the pulse thread
-  void SendTrace(const Master& to);
-  void Log(const std::string& line) {
-    if (options_.log) options_.log(line);
-  }
-  HeldStage::Options HeldStageOptions();
-
-  const WorkerOptions options_;
-
-  Mutex mutex_;
-  MasterPointer master_ ABSL_GUARDED_BY(mutex_);
-  SteadyClock::time_point heard_ ABSL_GUARDED_BY(mutex_);
-  HostDelay delay_ ABSL_GUARDED_BY(mutex_);
-  std::shared_ptr<ReceivedCheckpoint> receiving_ ABSL_GUARDED_BY(mutex_);
-  ControlServer* probed_ ABSL_GUARDED_BY(mutex_) = nullptr;  // where readiness is shown
-  std::atomic<bool> tracing_ = false;
-
-  std::unique_ptr<TaskThread> tasks_ = std::make_unique<TaskThread>();
-  WorkerEpoch epoch_{{options_.pipeline, options_.ranks.gpus.link}, options_.credentials, *tasks_};
-  std::unique_ptr<StageGuest> guest_ = options_.guest ? options_.guest(*this) : nullptr;
-  // For the task thread alone.
-  std::unique_ptr<HeldStage> held_ = std::make_unique<HeldStage>(HeldStageOptions());
-  std::unique_ptr<PulseThread> pulse_;
-  std::unique_ptr<ControlServer> server_;
-};
 
 Worker::State::~State() {
   {
@@ -283,158 +198,6 @@ void Worker::State::Detach(const MasterPointer& master, const absl::Status& why)
   }
   master->stream->Abort();
   Log(std::string(why.message()));
-}
-
-// -- tasks ----------------------------------------------------------------------------------------
-
-// An error is the end of the attachment's usefulness; the master closes it.
-void Worker::State::Post(const MasterPointer& master, std::function<absl::Status()> task) {
-  tasks_->Post([this, master, task = std::move(task)] {
-    if (!IsCurrent(master)) return;
-    if (const absl::Status status = task(); !status.ok()) {
-      Log(std::string(status.message()));
-      master->stream->Send(FailureOf(0, status));
-    }
-  });
-}
-
-// All but the state of its file and of what it has loaded.
-void Worker::State::DescribeSelf(control::WorkerHello& out) const {
-  out.set_protocol(kControlProtocol);
-  out.set_version(options_.version);
-  out.set_model_path(options_.model_path);
-  out.set_compute(options_.compute);
-  out.set_device(options_.device);
-  out.set_dtype(options_.dtype);
-  out.set_deterministic(options_.deterministic);
-  DescribeMachine(options_.ranks.gpus, out);
-}
-
-absl::Status Worker::State::Greet(const MasterPointer& master) {
-  control::WorkerMessage message;
-  control::WorkerHello& hello = *message.mutable_hello();
-  DescribeSelf(hello);
-  hello.set_fingerprint(held_->fingerprint());
-  if (!master->weights_from_master && !options_.model_path.empty() &&
-      held_->fingerprint().empty()) {
-    const auto checkpoint = Checkpoint::Open(options_.model_path);
-    if (checkpoint.ok() && !master->files.empty() && FilesHere(**checkpoint) == master->files) {
-      hello.set_fingerprint(master->fingerprint);
-    } else {
-      const auto sum = checkpoint.ok() ? held_->FingerprintOf(**checkpoint) : checkpoint.status();
-      if (!sum.ok()) hello.set_problem(std::string(sum.status().message()));
-      if (sum.ok()) hello.set_fingerprint(*sum);
-    }
-  }
-  hello.set_held_bytes(held_->stage() == nullptr ? 0 : held_->stage()->weight_bytes());
-  master->stream->Send(std::move(message));
-  return absl::OkStatus();
-}
-
-absl::Status Worker::State::Configure(const MasterPointer& master,
-                                      const control::Configure& configuration) {
-  TREADLE_RETURN_IF_ERROR(held_->Configure(configuration, SourceFor(master)));
-  const WorkerStage& stage = *held_->stage();
-  epoch_.SetPlace({.stage = configuration.stage(),
-                   .stages = configuration.stages(),
-                   .deadline = milliseconds(configuration.iteration_deadline_ms()),
-                   .wire = ValueOf(kWireTypes, configuration.wire()).value_or(WireType::kF32),
-                   .data_plane = ValueOf(kDataPlanes, configuration.data_plane()).value()});
-  TREADLE_ASSIGN_OR_RETURN(const uint64_t available, stage.AvailableBytes());
-  control::WorkerMessage message;
-  control::Loaded& loaded = *message.mutable_loaded();
-  loaded.set_weight_bytes(stage.weight_bytes());
-  loaded.set_memory_available(available);
-  loaded.set_memory_pool(stage.memory_pool());
-  loaded.set_kv_heads(stage.kv_heads());
-  loaded.set_backend(stage.backend());
-  EncodePages(stage.kv_pages(), *loaded.mutable_kv_pages());
-  master->stream->Send(std::move(message));
-  return absl::OkStatus();
-}
-
-StageSource Worker::State::SourceFor(const MasterPointer& master) {
-  return {.open =
-              [this, master](const control::Configure& configuration) {
-                return OpenCheckpoint(master, configuration);
-              },
-          .progress =
-              [master, reported = 0.0](double fraction) mutable {
-                if (fraction < reported + 0.01 && fraction < 1) return;
-                reported = fraction;
-                master->stream->Tell([&](auto& message) { message.set_progress(fraction); });
-              },
-          .loaded =
-              [this] {
-                MutexLock lock(mutex_);
-                receiving_ = nullptr;
-              }};
-}
-
-absl::StatusOr<std::shared_ptr<const Checkpoint>> Worker::State::OpenCheckpoint(
-    const MasterPointer& master, const control::Configure& configuration) {
-  if (!configuration.has_directory()) {
-    TREADLE_ASSIGN_OR_RETURN(auto opened, Checkpoint::Open(options_.model_path));
-    return std::shared_ptr<const Checkpoint>(std::move(opened));
-  }
-  TREADLE_ASSIGN_OR_RETURN(
-      const std::shared_ptr<ReceivedCheckpoint> received,
-      ReceivedCheckpoint::Create(configuration.directory(), master->silence,
-                                 [stream = master->stream](const control::TensorRequest& request) {
-                                   stream->Tell(
-                                       [&](auto& message) { *message.mutable_tensor() = request; });
-                                 }));
-  MutexLock lock(mutex_);
-  if (master_ != master) return absl::CancelledError("the master is gone");
-  receiving_ = received;
-  return std::shared_ptr<const Checkpoint>(received);
-}
-
-absl::Status Worker::State::Reserve(const MasterPointer& master, const PageCounts& kv_pages) {
-  TREADLE_RETURN_IF_ERROR(held_->Reserve(kv_pages, SourceFor(master)));
-  held_->ranks()->UnloadAdapters();  // an earlier master's
-  epoch_.SetRanks(held_->ranks());
-  epoch_.SetTracing(tracing_.load());
-  master->stream->Tell([memory = held_->stage()->memory().For(master->id)](auto& message) {
-    message.mutable_reserved()->set_memory(memory);
-  });
-  return absl::OkStatus();
-}
-
-// A failure is the adapter's, not the attachment's.
-absl::Status Worker::State::LoadAdapter(const MasterPointer& master, control::Adapter&& adapter) {
-  if (held_->ranks() == nullptr) {
-    return absl::FailedPreconditionError("an adapter comes before the cache is reserved");
-  }
-  TREADLE_ASSIGN_OR_RETURN(const auto file,
-                           DecodeAdapter(std::move(adapter), held_->stage()->config()));
-  const absl::Status status = held_->ranks()->LoadAdapter(*file);
-  master->stream->Tell([&](auto& message) {
-    control::AdapterLoaded& loaded = *message.mutable_adapter_loaded();
-    loaded.set_id(file->id());
-    loaded.set_code(static_cast<int32_t>(status.code()));
-    loaded.set_message(std::string(status.message()));
-  });
-  return absl::OkStatus();
-}
-
-// -- the guest ------------------------------------------------------------------------------------
-
-void Worker::State::Lend(control::Configure&& wanted, bool replace,
-                         std::function<void(absl::StatusOr<LentStage>)> then) {
-  tasks_->Post([this, wanted = std::move(wanted), replace, then = std::move(then)] {
-    then(StageFor(wanted, replace));
-  });
-}
-
-absl::StatusOr<LentStage> Worker::State::StageFor(const control::Configure& wanted, bool replace) {
-  bool attached = false;
-  {
-    MutexLock lock(mutex_);
-    attached = master_ != nullptr;
-  }
-  TREADLE_RETURN_IF_ERROR(held_->ForGuest(wanted, replace, attached));
-  return LentStage{held_->configuration(), held_->ranks(), held_->for_guest(), options_.ranks};
 }
 
 // -- the pulse ------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@
 #include "base/status.h"
 #include "engine/choices.h"
 #include "engine/memory_plan.h"
+#include "engine/plan/plan_messages.h"
 #include "engine/remote/control.pb.h"
 #include "engine/remote/thread_priority.h"
 #include "kernels/cpu/cpu_backend.h"
@@ -265,6 +266,7 @@ absl::Status WorkerStage::LoadRanks(const control::Configure& configuration,
   return absl::OkStatus();
 }
 
+// Bytes that its ranks can have now: of the machine, or as many times the fullest GPU's.
 absl::StatusOr<uint64_t> WorkerStage::AvailableBytes() const {
   if (!on_gpus_) return AvailableMemory().bytes;
   uint64_t least = UINT64_MAX;
@@ -275,11 +277,19 @@ absl::StatusOr<uint64_t> WorkerStage::AvailableBytes() const {
   return least * static_cast<uint64_t>(degree_);
 }
 
-std::string WorkerStage::memory_pool() const {
-  if (!on_gpus_) return "";
-  std::string ids = MachineId();
-  for (int rank = 0; rank < degree_; ++rank) ids += " " + gpus_.gpus[rank].id;
-  return ids;
+absl::Status WorkerStage::Describe(control::Loaded& out) const {
+  TREADLE_ASSIGN_OR_RETURN(const uint64_t available, AvailableBytes());
+  out.set_weight_bytes(weight_bytes_);
+  out.set_memory_available(available);
+  if (on_gpus_) {
+    std::string ids = MachineId();
+    for (int rank = 0; rank < degree_; ++rank) ids += " " + gpus_.gpus[rank].id;
+    out.set_memory_pool(ids);
+  }
+  out.set_kv_heads(kv_heads_);
+  out.set_backend(backend_);
+  EncodePages(kv_pages(), *out.mutable_kv_pages());
+  return absl::OkStatus();
 }
 
 // Pages of the system are taken as they are written to, so that a cache too large would be found

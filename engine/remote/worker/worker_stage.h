@@ -20,6 +20,7 @@ namespace treadle {
 
 namespace control {
 class Configure;
+class Loaded;
 class WorkerHello;
 }  // namespace control
 
@@ -64,12 +65,8 @@ class WorkerStage {
                                                            std::function<void(double)> progress);
 
   uint64_t weight_bytes() const { return weight_bytes_; }
-  int64_t kv_heads() const { return kv_heads_; }           // of all ranks together
-  const std::string& backend() const { return backend_; }  // its description
-  // Bytes that its ranks together can have now: of the machine, or as many times the fullest GPU's.
-  absl::StatusOr<uint64_t> AvailableBytes() const;
-  // Names the GPUs whose memory that is. Empty: the machine's.
-  std::string memory_pool() const;
+  // Says what is loaded, and which memory is left. Errors: the devices'.
+  absl::Status Describe(control::Loaded& out) const;
   // 0 until reserved.
   const PageCounts& kv_pages() const { return options_.kv.num_pages; }
 
@@ -88,6 +85,7 @@ class WorkerStage {
   WorkerStage(const control::Configure& configuration, const RankGpus& gpus);
   absl::Status LoadRanks(const control::Configure& configuration, const Checkpoint& checkpoint,
                          const RankOptions& options, const std::function<void(double)>& progress);
+  absl::StatusOr<uint64_t> AvailableBytes() const;
   absl::Status CheckRoom(const PageCounts& kv_pages, int memory) const;
 
   const bool on_gpus_;
@@ -96,9 +94,9 @@ class WorkerStage {
   const int64_t replay_log_bytes_;
   StageRanks::Options options_;  // constant, but for the number of pages
   uint64_t weight_bytes_ = 0;
-  int64_t kv_heads_ = 0;
+  int64_t kv_heads_ = 0;   // of all ranks
   PageCounts page_bytes_;  // of all ranks
-  std::string backend_;
+  std::string backend_;    // its description
   ModelConfig config_;
   std::unique_ptr<KeptMemory> memory_;
   MemoryIdentity own_memory_;

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/cuda_ops.h"
-#include "kernels/cuda/runtime/simt.h"
+#include "kernels/cuda/rows/matrix.h"
 
 namespace treadle::cuda {
 namespace {
@@ -13,18 +13,6 @@ constexpr int kThreads = 256;
 uint32_t BlocksFor(int64_t threads) {
   TREADLE_CHECK(threads < (int64_t{1} << 31));
   return static_cast<uint32_t>((threads + kThreads - 1) / kThreads);
-}
-
-// A [rows, cols] f32 matrix as kernels see it.
-struct Matrix {
-  float* data = nullptr;
-  int64_t stride = 0;
-  TREADLE_DEVICE float* Row(int64_t row) const { return data + row * stride; }
-};
-
-Matrix MatrixOf(const Tensor& tensor) {
-  TREADLE_CHECK(tensor.dtype == DType::kF32);
-  return {static_cast<float*>(tensor.data), tensor.stride};
 }
 
 TREADLE_DEVICE int64_t ThreadOfGrid() {

@@ -14,6 +14,13 @@ bool IsPythonSpace(char32_t c) { return IsWhiteSpace(c) || (c >= 0x1C && c <= 0x
 
 using Pieces = std::vector<std::string_view>;
 
+// Where the last character of the first `end` bytes begins.
+size_t LastCharacter(std::string_view text, size_t end) {
+  size_t start = end - 1;
+  while (start > 0 && (static_cast<uint8_t>(text[start]) & 0xC0) == 0x80) --start;
+  return start;
+}
+
 void AddPiece(Context& context, std::string_view piece, Pieces* pieces) {
   context.Charge(sizeof(piece));
   pieces->push_back(piece);
@@ -79,8 +86,7 @@ Pieces SplitOnSpaceFromRight(Context& context, std::string_view text, int64_t mo
     }
     size_t begin = text.size();
     while (begin > 0) {
-      size_t start = begin - 1;
-      while (start > 0 && (static_cast<uint8_t>(text[start]) & 0xC0) == 0x80) --start;
+      const size_t start = LastCharacter(text, begin);
       if (IsPythonSpace(ReadUtf8(text.substr(start)).character)) break;
       begin = start;
     }
@@ -304,8 +310,7 @@ std::string_view Strip(std::string_view text, Side side, const Value* characters
     text.remove_prefix(length);
   }
   while (side != Side::kLeft && !text.empty()) {
-    size_t start = text.size() - 1;
-    while (start > 0 && (static_cast<uint8_t>(text[start]) & 0xC0) == 0x80) --start;
+    const size_t start = LastCharacter(text, text.size());
     if (!stripped(text.substr(start))) break;
     text = text.substr(0, start);
   }
@@ -387,68 +392,6 @@ Value CallMethod(Context& context, const Value& object, std::string_view method,
     context.Fail("'", object.UndefinedName(), "' is undefined");
   }
   context.Fail("'", object.TypeName(), "' has no method '", method, "' that a template may call");
-}
-
-ArgumentReader::ArgumentReader(Context& context, std::string_view function,
-                               const Arguments& arguments, std::vector<std::string_view> names,
-                               size_t skip)
-    : context_(context),
-      function_(function),
-      arguments_(arguments),
-      names_(std::move(names)),
-      skip_(skip) {
-  if (arguments.positional.size() > names_.size() + skip) {
-    context.Fail(function, " takes at most ", names_.size(), " arguments");
-  }
-  for (const auto& [name, unused] : arguments.named) {
-    if (std::ranges::find(names_, name) == names_.end()) {
-      context.Fail(function, " has no argument '", name, "'");
-    }
-  }
-}
-
-const Value* ArgumentReader::Get(std::string_view name) const {
-  for (const auto& [given, value] : arguments_.named) {
-    if (given == name) return &value;
-  }
-  const auto at = std::ranges::find(names_, name) - names_.begin() + static_cast<ptrdiff_t>(skip_);
-  const auto index = static_cast<size_t>(at);
-  return index < arguments_.positional.size() ? &arguments_.positional[index] : nullptr;
-}
-
-Value ArgumentReader::Required(std::string_view name) const {
-  const Value* value = Get(name);
-  if (value == nullptr) context_.Fail(function_, " needs the argument '", name, "'");
-  return *value;
-}
-
-std::string ArgumentReader::String(std::string_view name) const {
-  const Value value = Required(name);
-  if (!value.is_string()) {
-    context_.Fail(function_, ": '", name, "' is of type '", value.TypeName(), "', expected 'str'");
-  }
-  return value.AsString();
-}
-
-const Value* ArgumentReader::StringOrNone(std::string_view name) const {
-  const Value* value = Get(name);
-  if (value == nullptr || value->is_none()) return nullptr;
-  String(name);
-  return value;
-}
-
-int64_t ArgumentReader::Int(std::string_view name, int64_t otherwise) const {
-  const Value* value = Get(name);
-  if (value == nullptr || value->is_none()) return otherwise;
-  if (!value->is_integral()) {
-    context_.Fail(function_, ": '", name, "' is of type '", value->TypeName(), "', expected 'int'");
-  }
-  return value->AsInt();
-}
-
-bool ArgumentReader::Bool(std::string_view name, bool otherwise) const {
-  const Value* value = Get(name);
-  return value == nullptr ? otherwise : value->Truth();
 }
 
 }  // namespace treadle::jinja

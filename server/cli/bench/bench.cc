@@ -13,10 +13,10 @@
 #include "bench/iteration/iteration_bench.h"
 #include "bench/iteration/timeline.h"
 #include "models/adapters/adapter_file.h"
+#include "server/cli/bench/random_model_flag.h"
 #include "server/cli/command.h"
 #include "server/cli/open_model.h"
 #include "server/cli/progress.h"
-#include "server/cli/random_model_flag.h"
 
 namespace treadle {
 namespace {

@@ -14,10 +14,10 @@
 #include "scheduler/policy.h"
 #include "server/cli/bench/bench.h"
 #include "server/cli/bench/load_run.h"
+#include "server/cli/bench/random_model_flag.h"
 #include "server/cli/client_flags.h"
 #include "server/cli/command.h"
 #include "server/cli/open_model.h"
-#include "server/cli/random_model_flag.h"
 
 namespace treadle {
 namespace {

@@ -104,11 +104,11 @@ absl::StatusOr<ToolCall> ReadToolCall(const std::string& name, const Json& value
 
 }  // namespace
 
-absl::StatusOr<std::vector<Tool>> ReadTools(const Json& tools) {
-  if (!tools.is_array()) return Expected("tools", tools, "an array of tools");
+absl::StatusOr<std::vector<Tool>> ReadTools(std::string_view name, const Json& tools) {
+  if (!tools.is_array()) return Expected(name, tools, "an array of tools");
   std::vector<Tool> read;
   for (size_t i = 0; i < tools.size(); ++i) {
-    TREADLE_ASSIGN_OR_RETURN(read.emplace_back(), ReadTool(Str("tools[", i, "]"), tools[i]));
+    TREADLE_ASSIGN_OR_RETURN(read.emplace_back(), ReadTool(Str(name, "[", i, "]"), tools[i]));
   }
   return read;
 }
@@ -137,24 +137,24 @@ absl::StatusOr<FlatTools> ReadFlatTools(const Json& tools, std::string_view writ
   return read;
 }
 
-absl::StatusOr<ToolChoice> ReadToolChoice(const Json& choice) {
+absl::StatusOr<ToolChoice> ReadToolChoice(std::string_view field, const Json& choice) {
   using Mode = ToolChoice::Mode;
   if (choice == "auto") return ToolChoice{Mode::kAuto};
   if (choice == "none") return ToolChoice{Mode::kNone};
   if (choice == "required") return ToolChoice{Mode::kRequired};
   if (!choice.is_object()) {
-    return Expected("tool_choice", choice, R"("auto", "none", "required" or a function)");
+    return Expected(field, choice, R"("auto", "none", "required" or a function)");
   }
   ToolChoice read{Mode::kRequired};
   const auto name = [&](const auto& where, const Json& text) {
     return Set(ReadText(where, text), read.name);
   };
   TREADLE_RETURN_IF_ERROR(
-      ReadMembers("tool_choice", choice,
+      ReadMembers(std::string(field), choice,
                   {{"type", IsFunction}, {"function", [&](const auto& where, const Json& function) {
                                             return ReadMembers(where, function, {{"name", name}});
                                           }}}));
-  TREADLE_RETURN_IF_ERROR(Required("tool_choice.function.name", read.name));
+  TREADLE_RETURN_IF_ERROR(Required(Str(field, ".function.name"), read.name));
   return read;
 }
 

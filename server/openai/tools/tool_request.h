@@ -27,7 +27,7 @@ struct Tool {
   std::string_view schema = "parameters";
   std::set<std::string> texts = {};  // parameters that are texts by the schema
 };
-absl::StatusOr<std::vector<Tool>> ReadTools(const nlohmann::json& tools);
+absl::StatusOr<std::vector<Tool>> ReadTools(std::string_view name, const nlohmann::json& tools);
 
 // How APIs beside chats write a function: {"type", "name", "description", `schema`, "strict"}.
 struct FlatToolForm {
@@ -51,7 +51,7 @@ struct ToolChoice {
   std::string name = {};  // of the one that must be called; empty: any
   std::string_view field = "tool_choice.function.name";  // what the client calls it
 };
-absl::StatusOr<ToolChoice> ReadToolChoice(const nlohmann::json& choice);
+absl::StatusOr<ToolChoice> ReadToolChoice(std::string_view field, const nlohmann::json& choice);
 
 // Holds an answer that is unconstrained, or has `constraint`, to calls that satisfy their tools'
 // schemas, as far as that was asked. `written`: the field `tools`, as the client wrote it.

@@ -1,17 +1,21 @@
-// Checks between several fields of a body, once all were read.
+#include "server/openai/body_fields.h"
+
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "absl/strings/str_split.h"
 #include "base/json_file.h"
 #include "base/status.h"
-#include "server/openai/body_fields.h"
+#include "base/utf8.h"
 #include "server/openai/tools/generic_tools.h"
 #include "server/openai/tools/reasoning.h"
 #include "server/openai/tools/tool_request.h"
 
 namespace treadle {
 namespace {
+
+using Json = nlohmann::json;
 
 // Checks what holds between several fields.
 absl::Status ConcludeFields(std::string_view body, OpenAiRequest& to) {
@@ -107,6 +111,65 @@ void ConcludeReasoning(const ServedModel& model, OpenAiRequest& to) {
 }
 
 }  // namespace
+
+absl::StatusOr<Json> ReadBody(std::string_view body, const ServedModel& model) {
+  if (const size_t bad = FindInvalidUtf8(body); bad != std::string_view::npos) {
+    return InvalidArgument("the body is not valid UTF-8 at byte ", bad);
+  }
+  TREADLE_ASSIGN_OR_RETURN(Json object, ParseJsonObject(body, "the body", kMaxJsonValues));
+  const Json name = object.value("model", Json());
+  if (name.is_null()) return object;
+  if (!name.is_string()) return Expected("model", name, "a string");
+  if (model.IsCalled(name.get_ref<const std::string&>())) return object;
+  if (model.IsAdapter(name.get_ref<const std::string&>())) return object;
+  std::string known = Json(model.name).dump();
+  for (const std::string& other : model.names) {
+    if (other != model.name) known += " or " + Json(other).dump();
+  }
+  return NotFound("the model ", Cut(name.dump(), kShown), " does not exist, expected ", known);
+}
+
+std::string AdapterNamed(const Json& object, const ServedModel& model) {
+  const Json name = object.value("model", Json());
+  return name.is_string() && model.IsAdapter(name.get<std::string>()) ? name.get<std::string>()
+                                                                      : "";
+}
+
+absl::Status PassOver(const OpenAiField& field, const Json& value) {
+  if (field.standing == OpenAiField::Standing::kIgnored) return absl::OkStatus();
+  for (const absl::string_view only :
+       absl::StrSplit(absl::string_view(field.only.data(), field.only.size()), " or ")) {
+    if (value == Json::parse(only.begin(), only.end(), nullptr, false)) return absl::OkStatus();
+  }
+  if (field.standing == OpenAiField::Standing::kOnly)
+    return Expected(field.name, value, field.only);
+  return InvalidArgument(field.name, " is not supported");
+}
+
+absl::Status ReadSampling(const SamplingField& field, const Json& value, OpenAiRequest& to) {
+  if (const auto* real = std::get_if<float SamplingParameters::*>(&field.member)) {
+    if (!value.is_number()) return Expected(field.name, value, "a number");
+    to.common.sampling.parameters.*(*real) = value.get<float>();
+    return absl::OkStatus();
+  }
+  TREADLE_ASSIGN_OR_RETURN(const int32_t top_k, ReadInt(field.name, value));
+  to.common.sampling.parameters.top_k = top_k == -1 ? 0 : top_k;  // both mean: off
+  return absl::OkStatus();
+}
+
+absl::Status ReadReasoningEffort(const std::string& name, const Json& value, OpenAiRequest& to) {
+  constexpr std::string_view kEfforts[] = {"none", "minimal", "low", "medium", "high", "xhigh"};
+  TREADLE_ASSIGN_OR_RETURN(const std::string effort, ReadText(name, value));
+  if (std::ranges::find(kEfforts, effort) == std::end(kEfforts)) {
+    return Expected(name, value, R"("none", "minimal", "low", "medium", "high" or "xhigh")");
+  }
+  const bool thinks = effort != kEfforts[0];
+  Json arguments = {{"enable_thinking", thinks}, {"thinking", thinks}};
+  if (thinks) arguments["reasoning_effort"] = effort;
+  arguments.update(to.template_arguments);  // which comes first, and says more
+  to.template_arguments = std::move(arguments);
+  return absl::OkStatus();
+}
 
 absl::Status ConcludeBody(std::string_view body, const ServedModel& model, OpenAiRequest& to) {
   TREADLE_RETURN_IF_ERROR(ConcludeFields(body, to));

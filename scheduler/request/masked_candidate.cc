@@ -1,4 +1,4 @@
-#include "scheduler/masked_candidate.h"
+#include "scheduler/request/masked_candidate.h"
 
 #include <time.h>
 

@@ -1,4 +1,4 @@
-#include "server/cli/random_model_flag.h"
+#include "server/cli/bench/random_model_flag.h"
 
 #include <CLI/CLI.hpp>
 
