@@ -37,8 +37,8 @@ void AdapterRegistry::Stop() {
   {
     MutexLock lock(mutex_);
     stopping_ = true;
+    Tell();
   }
-  changed_.NotifyAll();
   if (thread_.joinable()) thread_.join();
 }
 
@@ -54,7 +54,7 @@ absl::Status AdapterRegistry::Add(const std::string& name, const std::string& pa
   entry.path = path;
   entry.file = std::move(file);
   entry.found = false;
-  changed_.NotifyAll();
+  Tell();
   return absl::OkStatus();
 }
 
@@ -156,7 +156,7 @@ std::optional<AdapterHold> AdapterRegistry::Give(Entry& entry) {
 
 void AdapterRegistry::LetGo(uint64_t id) {
   MutexLock lock(mutex_);
-  if (--loaded_.at(id).holders == 0 && !waiting_.empty()) changed_.NotifyAll();
+  if (--loaded_.at(id).holders == 0 && !waiting_.empty()) Tell();
 }
 
 std::optional<AdapterHold> AdapterRegistry::TryHold(const std::string& name) {
@@ -176,16 +176,22 @@ void AdapterRegistry::Hold(const std::string& name, Clock::time_point deadline, 
                                   "fewer than ", options_.max_waiting);
     } else {
       waiting_.push_back({name, deadline, std::move(done)});
+      Tell();
     }
   }
-  if (!refused.ok()) return done(refused);
+  if (!refused.ok()) done(refused);
+}
+
+void AdapterRegistry::Tell() {
+  news_ = true;
   changed_.NotifyAll();
 }
 
 void AdapterRegistry::Run() {
   MutexLock lock(mutex_);
   while (!stopping_) {
-    if (EndOne() || stopping_) continue;  // it has let go of the lock
+    news_ = false;
+    if (EndOne() || news_) continue;  // it has let go of the lock
     auto next = Clock::time_point::max();
     for (const Waiter& waiter : waiting_) next = std::min(next, waiter.deadline);
     if (next == Clock::time_point::max()) {

@@ -116,6 +116,8 @@ class AdapterRegistry : public std::enable_shared_from_this<AdapterRegistry> {
   // Nothing unless the entry's adapter is loaded, and given to whoever asks.
   std::optional<AdapterHold> Give(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void LetGo(uint64_t id) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Lets the thread look at those who wait once more.
+  void Tell() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Run() ABSL_LOCKS_EXCLUDED(mutex_);
   // Ends one wait, if one can end now. These and the next release the lock for a while.
   bool EndOne() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -141,7 +143,8 @@ class AdapterRegistry : public std::enable_shared_from_this<AdapterRegistry> {
   uint64_t asked_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t loads_ ABSL_GUARDED_BY(mutex_) = 0, evictions_ ABSL_GUARDED_BY(mutex_) = 0;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  std::thread thread_;  // last: it uses the others
+  bool news_ ABSL_GUARDED_BY(mutex_) = false;  // since the thread last looked
+  std::thread thread_;                         // last: it uses the others
 };
 
 }  // namespace treadle
