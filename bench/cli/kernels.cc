@@ -49,7 +49,7 @@ int BenchKernels(int argc, char** argv) {
       ->check(CLI::Range(0, 4096));
   AddChoice(app, "--isa", options.isa, kIsas, "best, avx2, avx512, avx512vbmi or amx");
   AddChoice(app, "--compute", options.compute, kComputeModes,
-            "auto, exact, int8, int16, mixed or bf16");
+            "auto, exact, int8, int12, int16, mixed or bf16");
   app.add_option("--seconds-per-case", options.seconds_per_case, "time spent on each case")
       ->check(CLI::Range(0.001, 60.0));
   app.add_option_function<std::string>(

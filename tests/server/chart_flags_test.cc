@@ -20,7 +20,7 @@
 #include "absl/strings/str_replace.h"
 #include "base/status.h"
 #include "server/configuration.h"
-#include "tests/support/written_part.h"
+#include "tests/server/written_part.h"
 
 namespace treadle {
 namespace {

@@ -273,7 +273,7 @@ TREADLE_SIMD void StoreLowBytes(int8_t* to, const __m512i (&q)[2]) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 16), _mm512_cvtepi32_epi8(q[1]));
 }
 
-// What StorePlanes and StoreByteCodes store.
+// Stores as StorePlanes and StoreByteCodes do.
 template <typename Form>
 TREADLE_SIMD void StoreRow(int8_t* codes, const __m512i (&q)[2]) {
   if constexpr (Form::kPlanes == 1 && !Form::kNibbles) return StoreLowBytes(codes, q);

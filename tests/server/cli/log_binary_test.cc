@@ -21,9 +21,9 @@
 #include "server/grpc/inference.grpc.pb.h"
 #include "tests/server/cli/served_binary.h"
 #include "tests/server/test_server.h"
+#include "tests/server/written_part.h"
 #include "tests/support/in_time.h"
 #include "tests/support/whole_file.h"
-#include "tests/support/written_part.h"
 
 namespace treadle {
 namespace {
