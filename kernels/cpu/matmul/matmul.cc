@@ -278,8 +278,11 @@ void CpuMatMul::RunPairs(int worker, int64_t begin, int64_t end, GatedFunction* 
     const Job &gate = jobs_[i], &up = jobs_[i + 1];
     const int64_t from = std::max(int64_t{0}, begin - gate.first / 2);
     const int64_t to = std::min(gate.whole.group_end, end - gate.first / 2);
-    for (int64_t row = 0; row < gate.rows; row += kGatedRows) {
-      const int64_t rows = std::min(kGatedRows, gate.rows - row);
+    for (int64_t row = 0, rows = 0; row < gate.rows; row += rows) {
+      rows = gate.rows - row;
+      if (rows > kGatedRows) {  // and leave at least a tile, as kernels of tiles ask
+        rows = rows < kGatedRows + kTileRows ? kGatedRows - kTileRows : kGatedRows;
+      }
       const int64_t together = kGatedRows / rows * kGroupsTogether;
       for (int64_t group = from; group < to; group += together) {
         const int64_t groups = std::min(together, to - group);

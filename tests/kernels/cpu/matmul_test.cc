@@ -137,9 +137,10 @@ TEST_P(CpuMatMulTest, GatedProductsGiveTheBitsOfOneAfterTheOther) {
     const RandomMatrix gates = MakeRandomMatrix(format, kFeatures, kCols, 7);
     const RandomMatrix ups = MakeRandomMatrix(format, kFeatures, kCols, 8);
     const auto gate = MustPack(*backend, gates.source), up = MustPack(*backend, ups.source);
-    const bool long_one = format.name == std::string_view("q4_1");
+    // 1,031 rows would leave fewer than a tile.
+    const bool long_one = format.name == std::string_view("q4_1") || format.name == "int8";
     const std::vector<std::vector<int64_t>> parts_of_rows = {
-        {1}, {3, 14, 16, 42}, {long_one ? 1040 : 40}};
+        {1}, {3, 14, 16, 42}, {long_one ? 1031 : 40}};
     for (const std::vector<int64_t>& parts : parts_of_rows) {
       const int64_t rows = std::accumulate(parts.begin(), parts.end(), int64_t{0});
       std::vector<float> x(rows * kCols), bias(kFeatures, 0.125f);

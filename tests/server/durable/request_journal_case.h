@@ -185,7 +185,7 @@ class RequestJournalTest : public testing::Test {
     EXPECT_THAT(logged_,
                 testing::Not(testing::Contains(testing::HasSubstr("durable_answers_cut"))));
   }
-  // What is there of each of these answers is their beginning.
+  // As much of each of these answers as there is must be its beginning.
   void ExpectBeginnings(const Contents& contents) {
     for (const auto& [id, stored] : contents) {
       const auto read = Read(NumberOf(id));
