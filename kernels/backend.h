@@ -35,15 +35,15 @@ namespace treadle {
 // How matrices are multiplied (dense float formats run exact but in kBf16).
 //   kExact: activations stay float; y[n] = sum over ascending k of fma(w, x, y), where
 //           w = fma(d, code, m).
-//   kInt8:  activations are quantized per row in blocks of 32: dx = absmax / 127,
-//           q = x * (127 / absmax) rounded half to even. With the exact integers S = sum of q and
-//           I = sum of code * q, blocks are added in ascending order: y = fma(I, d * dx, y), then,
-//           if the format has minima, y = fma(m, dx * S, y). A block whose absmax is below 2^-100
-//           counts as zeros; NaN spoils its own row only. Formats with a scale per 16 weights
-//           add the two halves of a block one after the other, then two minima likewise (Q2_K).
-//   kInt16: as kInt8, with dx = absmax / 16256 and q = x * (16256 / absmax): 127 * 128 steps, so
-//           that q = 128 * high + low with both in 8 bits. I reaches 128 * 16256 * 32 < 2^31 and is
-//           rounded to float once, half to even.
+//   kInt8:  activations are quantized per row in blocks of 32: dx = absmax / 127, q = x * (127 /
+//           absmax) rounded half to even. With the exact integers S = sum of q and I = sum of code
+//           * q, blocks are added in ascending order: y = fma(I, d * dx, y), then, with minima, y =
+//           fma(m, dx * S, y). absmax below 2^-100 counts as zeros; NaN spoils its own row only. Of
+//           formats with a scale per 16 weights halves are blocks, but minima come after both.
+//   kInt16: dx = absmax / 16256 of a span: 256 activations, or a row's last 320 or fewer; q = x *
+//           (16256 / absmax), 127 * 128 steps, so that q = 128 * high + low with both in 8 bits. Of
+//           a span's blocks p = fma(I, d, p) from 0, and y = fma(m, dx * S, y) if there are minima;
+//           then y = fma(p, dx, y). I reaches 128 * 16256 * 32 < 2^31 and is rounded to float once.
 //   kInt12: kInt16, but with 127 * 16 steps for formats whose codes are nibbles
 //           (WeightFormat::nibbles): q = 16 * high + low, so that a byte of a processor's matrix
 //           unit holds 16 * code, and one product of bytes has both parts.

@@ -166,14 +166,14 @@ class ProductError {
     return 12 + outliers;
   }
 
-  // The change by rounding both factors: activations by half a step of their block (16,256 to its
+  // The change by rounding both factors: activations by half a step of their span (16,256 to its
   // largest), weights by `steps`. The reference rounds neither.
   double CodebookRounding(int64_t row, std::span<const double> w,
                           std::span<const double> steps) const {
     const float* x = x_.Row<float>(row);
     double sum = 0;
-    for (int64_t begin = 0; begin < x_.cols; begin += 32) {
-      const int64_t end = std::min(begin + 32, x_.cols);
+    for (int64_t begin = 0, end; begin < x_.cols; begin = end) {
+      end = begin + ActivationSpan(x_.cols - begin);
       double absmax = 0;
       for (int64_t i = begin; i < end; ++i) absmax = std::fmax(absmax, std::fabs(x[i]));
       for (int64_t i = begin; i < end; ++i) {
@@ -206,13 +206,11 @@ class ProductError {
   // Their magnitudes as the product sees them.
   std::vector<double> Activations(int64_t row) const {
     const float* x = x_.Row<float>(row);
-    std::vector<double> out;
-    for (int64_t i = 0; i < x_.cols; ++i) out.push_back(std::fabs(x[i]));
-    if (!QuantizesActivations(compute_) || weight_.format().group == 0) return out;
-    for (int64_t i = 0; i < x_.cols; i += 32) {
-      const auto block = QuantizeActivations(std::span<const float, 32>(x + i, 32), compute_);
-      for (int j = 0; j < 32; ++j) out[i + j] = std::fabs(double{block.scale} * block.codes[j]);
+    std::vector<double> out(x, x + x_.cols);
+    if (QuantizesActivations(compute_) && weight_.format().group > 0) {
+      out = RoundedActivations({x, static_cast<size_t>(x_.cols)}, compute_);
     }
+    for (double& value : out) value = std::fabs(value);
     return out;
   }
 

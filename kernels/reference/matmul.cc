@@ -8,21 +8,26 @@
 
 namespace treadle {
 
-QuantizedActivations QuantizeActivations(std::span<const float, 32> x, ComputeMode compute) {
+std::vector<double> RoundedActivations(std::span<const float> x, ComputeMode compute) {
   TREADLE_CHECK(QuantizesActivations(compute));
   const float steps = compute == ComputeMode::kInt8    ? 127.0f
                       : compute == ComputeMode::kInt12 ? 2032.0f
                                                        : 16256.0f;
-  float absmax = 0;
-  for (float value : x) absmax = std::fmax(absmax, std::fabs(value));
-  QuantizedActivations block = {};
-  if (absmax < 0x1p-100f) return block;
-  block.scale = absmax / steps;
-  const float inverse = steps / absmax;
-  for (int i = 0; i < 32; ++i) {
-    block.codes[i] = static_cast<int16_t>(std::nearbyint(x[i] * inverse));
+  std::vector<double> rounded;
+  while (!x.empty()) {
+    const auto left = static_cast<int64_t>(x.size());
+    const auto span =
+        static_cast<size_t>(compute == ComputeMode::kInt8 ? 32 : ActivationSpan(left));
+    float absmax = 0;
+    for (const float value : x.first(span)) absmax = std::fmax(absmax, std::fabs(value));
+    const bool zero = absmax < 0x1p-100f;
+    const float scale = absmax / steps, inverse = steps / absmax;
+    for (const float value : x.first(span)) {
+      rounded.push_back(zero ? 0.0 : double{scale} * std::nearbyint(value * inverse));
+    }
+    x = x.subspan(span);
   }
-  return block;
+  return rounded;
 }
 
 namespace {
@@ -61,13 +66,10 @@ class FloatMatrix final : public PackedMatrix {
 
 // One row of the activations as the product sees it: [k].
 std::vector<double> Activations(const float* x, int64_t k, ComputeMode compute) {
-  std::vector<double> values(x, x + k);
-  if (!QuantizesActivations(compute)) return values;
-  for (int64_t begin = 0; begin < k; begin += 32) {
-    const auto block = QuantizeActivations(std::span<const float, 32>(x + begin, 32), compute);
-    for (int i = 0; i < 32; ++i) values[begin + i] = double{block.scale} * block.codes[i];
+  if (QuantizesActivations(compute)) {
+    return RoundedActivations({x, static_cast<size_t>(k)}, compute);
   }
-  return values;
+  return {x, x + k};
 }
 
 double ToBf16(float x) { return ToFloat(ToNormalBFloat16(x)); }

@@ -5,6 +5,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "kernels/host_backend.h"
 
@@ -30,15 +31,14 @@ class ReferenceBackend final : public HostBackend {
 // is kExact.
 std::unique_ptr<Backend> CreateReferenceBackend(ComputeMode compute = ComputeMode::kExact);
 
-// The rule of ComputeMode::kInt8 (127 steps), kInt12 (2032) or kInt16 (16256), in float arithmetic,
-// for one block of 32 activations: with absmax = max |x|, scale = absmax / steps, code = x * (steps
-// / absmax) rounded half to even (so |code| <= steps). A block whose absmax is below 2^-100 has
-// scale 0 and codes 0.
-struct QuantizedActivations {
-  int16_t codes[32];
-  float scale;
-};
-QuantizedActivations QuantizeActivations(std::span<const float, 32> x, ComputeMode compute);
+// How many of a row's last `left` activations share a scale next, in kInt16 and kInt12.
+constexpr int64_t ActivationSpan(int64_t left) { return left <= 320 ? left : 256; }
+
+// A row of activations as a product sees it by the rule of ComputeMode::kInt8 (127 steps, blocks of
+// 32), kInt12 (2032) or kInt16 (16256, both in spans), in float arithmetic: of each block or span,
+// with absmax = max |x|, scale * code, where scale = absmax / steps and code = x * (steps / absmax)
+// rounded half to even. One whose absmax is below 2^-100 is zeros.
+std::vector<double> RoundedActivations(std::span<const float> x, ComputeMode compute);
 inline bool QuantizesActivations(ComputeMode compute) {
   return compute == ComputeMode::kInt8 || compute == ComputeMode::kInt12 ||
          compute == ComputeMode::kInt16;

@@ -140,30 +140,40 @@ TEST(ReferencePack, RefusesBadSources) {
   EXPECT_THAT(message({.format = q4_0, .n = 3, .k = 32, .row_order = order}), HasSubstr("2 rows"));
 }
 
-TEST(QuantizeActivations, RoundsHalfToEvenWithin127) {
-  std::array<float, 32> x = {};
+TEST(RoundedActivations, OfInt8AreHalfToEvenWithin127) {
+  std::vector<float> x(32);
   x[0] = 127;  // scale 1: values are their own codes
   x[1] = 0.5f, x[2] = 1.5f, x[3] = 2.5f, x[4] = -0.5f, x[5] = -1.5f, x[6] = -127, x[7] = 99.4f;
-  QuantizedActivations block = QuantizeActivations(x, ComputeMode::kInt8);
-  EXPECT_EQ(block.scale, 1.0f);
-  EXPECT_THAT(std::vector<int>(block.codes, block.codes + 8),
+  x.resize(64);  // a block of zeros
+  std::vector<double> rounded = RoundedActivations(x, ComputeMode::kInt8);
+  EXPECT_THAT(std::vector<double>(rounded.begin(), rounded.begin() + 8),
               testing::ElementsAre(127, 0, 2, 2, 0, -2, -127, 99));
-  block = QuantizeActivations(std::array<float, 32>{}, ComputeMode::kInt8);
-  EXPECT_EQ(block.scale, 0.0f);
-  EXPECT_THAT(block.codes, testing::Each(0));
-  x.fill(1e-38f);
-  EXPECT_EQ(QuantizeActivations(x, ComputeMode::kInt8).scale, 0.0f);
+  EXPECT_THAT(std::vector<double>(rounded.begin() + 32, rounded.end()), testing::Each(0));
+  x.assign(32, 1e-38f);
+  EXPECT_THAT(RoundedActivations(x, ComputeMode::kInt8), testing::Each(0));
 }
 
-TEST(QuantizeActivations, Int16HasSteps128TimesAsFine) {
-  std::array<float, 32> x = {};
+TEST(RoundedActivations, OfInt16Have128TimesAsManySteps) {
+  std::vector<float> x(32);
   x[0] = -127;  // scale 1/128
   x[1] = 127, x[2] = 0.5f, x[3] = 1.5f / 128, x[4] = 2.5f / 128, x[5] = -0.5f / 128;
-  const QuantizedActivations block = QuantizeActivations(x, ComputeMode::kInt16);
-  EXPECT_EQ(block.scale, 1.0f / 128);
-  EXPECT_THAT(std::vector<int>(block.codes, block.codes + 6),
-              testing::ElementsAre(-16256, 16256, 64, 2, 2, 0));
-  EXPECT_EQ(QuantizeActivations(x, ComputeMode::kInt12).codes[2], 8);
+  std::vector<double> rounded = RoundedActivations(x, ComputeMode::kInt16);
+  EXPECT_THAT(std::vector<double>(rounded.begin(), rounded.begin() + 6),
+              testing::ElementsAre(-127, 127, 0.5, 2.0 / 128, 2.0 / 128, 0));
+  EXPECT_EQ(RoundedActivations(x, ComputeMode::kInt12)[3], 0);
+}
+
+// 0.26 of 16256 steps to 1 is 4226.56, of 16256 to 127 it is 33.28.
+TEST(RoundedActivations, OfInt16ShareAScaleInSpans) {
+  const double fine = 4227.0 / 16256, coarse = 33.0 * 127 / 16256;
+  for (const auto& [size, last] : {std::pair(576, 256), {608, 512}, {320, 0}}) {
+    std::vector<float> x(static_cast<size_t>(size), 0.26f);
+    x[0] = 1;
+    x.back() = 127;  // spans the last `size - last`
+    const std::vector<double> rounded = RoundedActivations(x, ComputeMode::kInt16);
+    EXPECT_NEAR(rounded[1], last > 0 ? fine : coarse, 1e-7) << size;
+    EXPECT_NEAR(rounded[static_cast<size_t>(last) + 1], coarse, 1e-6) << size;
+  }
 }
 
 // LLM.int8() by hand: a matrix of integers, and activations that are their own codes. Column 1 is

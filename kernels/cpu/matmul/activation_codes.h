@@ -53,23 +53,35 @@ TREADLE_SIMD __m256i RoundCodes(const float* x, __m256 inverse, int32_t largest)
 // Steps to absmax.
 inline constexpr int32_t kInt8Steps = 127, kInt12Steps = 127 * 16, kInt16Steps = 127 * 128;
 
-// 32 codes.
+// The scale of values, and what they are multiplied with.
+struct ActivationScale {
+  float scale;
+  float inverse;
+};
+
+// Of `blocks` blocks of 32.
 template <int32_t kSteps>
-TREADLE_SIMD ActivationBlock QuantizeBlock(const float* x, __m256i (&q)[4]) {
+TREADLE_SIMD ActivationScale ScaleOf(const float* x, int64_t blocks) {
   const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
   __m256i largest = _mm256_setzero_si256();
-  for (int i = 0; i < 32; i += 8) {  // as integers, NaN is larger than any number, and shows
+  for (int64_t i = 0; i < 32 * blocks; i += 8) {  // as integers, NaN is larger than any number
     const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + i));
     largest = _mm256_max_epi32(largest, _mm256_and_si256(bits, magnitude));
   }
   const int32_t bits = MaxLane(largest);
   float absmax;
   __builtin_memcpy(&absmax, &bits, 4);
-  const bool zero = absmax < 0x1p-100f;
-  const __m256 inverse = _mm256_set1_ps(zero ? 0.0f : kSteps / absmax);
-  for (int i = 0; i < 4; ++i) q[i] = RoundCodes(x + 8 * i, inverse, kSteps);
+  if (absmax < 0x1p-100f) return {0.0f, 0.0f};
+  return {absmax / kSteps, kSteps / absmax};
+}
+
+// 32 codes, within +-steps.
+TREADLE_SIMD ActivationBlock QuantizeBlock(const float* x, const ActivationScale& scale,
+                                           int32_t steps, __m256i (&q)[4]) {
+  const __m256 inverse = _mm256_set1_ps(scale.inverse);
+  for (int i = 0; i < 4; ++i) q[i] = RoundCodes(x + 8 * i, inverse, steps);
   ActivationBlock block;
-  block.scale = zero ? 0.0f : absmax / kSteps;
+  block.scale = scale.scale;
   block.low_sum = SumLanes(_mm256_add_epi32(q[0], q[1]));
   block.high_sum = SumLanes(_mm256_add_epi32(q[2], q[3]));
   block.scaled_sum = block.scale * static_cast<float>(block.low_sum + block.high_sum);

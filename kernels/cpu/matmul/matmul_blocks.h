@@ -1,5 +1,5 @@
 // Products with quantized activations (ComputeMode::kInt8 and kInt16): exact integer dots per block
-// of 32, scaled and added in ascending order.
+// of 32, scaled and added in ascending order; kInt16's in spans (matmul_kernels.h).
 //
 // A 16-bit activation is 128 * high + low, both of them codes of 8 bits. So kInt16 is two planes of
 // kInt8's dots, low (plane 0) and high, put together while they are integers.
@@ -52,7 +52,8 @@ TREADLE_SIMD void AddHalf(const uint8_t* const (&w)[G], int64_t place, int half,
       Integers dot =
           EndDots<Layout::kWide, Layout::kZero>(dots[0][r][g], SumOf<Layout>(block, half));
       if constexpr (P == 2) dot = Join(EndDots<Layout::kWide, 0>(dots[1][r][g], 0), dot);
-      sums[r][g] = Fma(ToFloat(dot), Mul(scale, Broadcast(block.scale)), sums[r][g]);
+      const Vec factor = P == 2 ? scale : Mul(scale, Broadcast(block.scale));
+      sums[r][g] = Fma(ToFloat(dot), factor, sums[r][g]);
     }
   }
 }
@@ -100,6 +101,9 @@ TREADLE_LOOP void RunBlocks(const MatMulInput& input, const MatMulShare& share, 
   const int64_t stride = input.k / kBlockValues;
   Vec sums[R][G];
   BeginSums<R, G>(work.first, scratch, sums);
+  Vec span[R][G];  // of two planes
+  BeginSums<R, G>(true, nullptr, span);
+  int64_t span_end = SpanEnd(work.begin, work.end);
   const int64_t row_codes = kActivationBytes<P> * input.k;
   const int8_t* x =
       input.codes + work.row * row_codes + work.begin * kActivationBytes<P> * kBlockValues;
@@ -143,11 +147,17 @@ TREADLE_LOOP void RunBlocks(const MatMulInput& input, const MatMulShare& share, 
         }
       }
     });
-    AddHalf<Layout, P, R, G>(w, place, 0, blocks, stride, dots, sums);
+    Vec(&scaled)[R][G] = P == 2 ? span : sums;
+    AddHalf<Layout, P, R, G>(w, place, 0, blocks, stride, dots, scaled);
     if constexpr (Layout::kHalves)
-      AddHalf<Layout, P, R, G>(w, place, 1, blocks, stride, upper, sums);
+      AddHalf<Layout, P, R, G>(w, place, 1, blocks, stride, upper, scaled);
     if constexpr (Layout::kOffsets > 0) {
       AddOffsets<Layout, R, G>(w, place, blocks, stride, sums);
+    }
+    if (P == 2 && b + 1 == span_end) {
+      AddSpan(blocks, stride, span, sums);
+      BeginSums<R, G>(true, nullptr, span);
+      span_end = SpanEnd(span_end, work.end);
     }
     x += kActivationBytes<P> * kBlockValues;
     ++blocks;

@@ -67,9 +67,11 @@ TREADLE_LOOP void RunRegisters(const MatMulInput& input, const MatMulShare& shar
   const int8_t* x = input.codes + kWordsAt;
   const ActivationBlock* block = input.blocks;
   UnitConstants constants = {};
-  Vec sums[R][1];
+  Vec sums[R][1], span[R][1];
   BeginSums<R, 1>(true, nullptr, sums);
+  BeginSums<R, 1>(true, nullptr, span);
   int64_t left = 0;  // blocks of the unit
+  int64_t span_end = SpanEnd(0, blocks);
   for (int64_t b = 0; b < blocks; ++b, ++block, --left) {
     if (left == 0) {
       left = units.blocks;
@@ -104,11 +106,14 @@ TREADLE_LOOP void RunRegisters(const MatMulInput& input, const MatMulShare& shar
     x += kInt16Bytes * kBlockValues - 64;
     for (int r = 0; r < R; ++r) {
       const Integers dot = kChains == 1 ? dots[r][0] : AddIntegers(dots[r][0], dots[r][1]);
-      const Vec factor = Mul(constants.scale, Broadcast(block[r * blocks].scale));
-      sums[r][0] = Fma(ToFloat(dot), factor, sums[r][0]);
+      span[r][0] = Fma(ToFloat(dot), constants.scale, span[r][0]);
       if (!weight.zeros) continue;
       sums[r][0] = Fma(constants.offset, Broadcast(block[r * blocks].scaled_sum), sums[r][0]);
     }
+    if (b + 1 < span_end) continue;
+    AddSpan(block, blocks, span, sums);
+    BeginSums<R, 1>(true, nullptr, span);
+    span_end = SpanEnd(span_end, blocks);
   }
   EndSums<R, 1>(true, share, 0, group, nullptr, sums);
 }
@@ -139,8 +144,10 @@ TREADLE_LOOP void RunNibbleRow(const MatMulInput& input, const MatMulShare& shar
   const float step = NibbleWords::Step(weight);
   const uint8_t* p = weight.data + group * weight.group_bytes;
   UnitConstants constants = {};
-  Vec sums[1][1] = {{Zero()}};
-  for (int64_t b = 0; b < input.k / kBlockValues; ++b) {
+  Vec sums[1][1] = {{Zero()}}, span[1][1] = {{Zero()}};
+  const int64_t blocks = input.k / kBlockValues;
+  int64_t span_end = SpanEnd(0, blocks);
+  for (int64_t b = 0; b < blocks; ++b) {
     if (b % units.blocks == 0) {
       constants = ConstantsOf(p, step, weight.zeros);
       p += units.header_bytes;
@@ -175,10 +182,14 @@ TREADLE_LOOP void RunNibbleRow(const MatMulInput& input, const MatMulShare& shar
       return _mm256_add_epi32(_mm256_castps_si256(_mm256_shuffle_ps(a, c, 0x88)),
                               _mm256_castps_si256(_mm256_shuffle_ps(a, c, 0xdd)));
     };
-    const Vec factor = Mul(constants.scale, Broadcast(input.blocks[b].scale));
-    sums[0][0] = Fma(ToFloat(Integers{sum(0), sum(1)}), factor, sums[0][0]);
-    if (!weight.zeros) continue;
-    sums[0][0] = Fma(constants.offset, Broadcast(input.blocks[b].scaled_sum), sums[0][0]);
+    span[0][0] = Fma(ToFloat(Integers{sum(0), sum(1)}), constants.scale, span[0][0]);
+    if (weight.zeros) {
+      sums[0][0] = Fma(constants.offset, Broadcast(input.blocks[b].scaled_sum), sums[0][0]);
+    }
+    if (b + 1 < span_end) continue;
+    AddSpan(input.blocks + b, 1, span, sums);
+    span[0][0] = Zero();
+    span_end = SpanEnd(span_end, blocks);
   }
   EndSums<1, 1>(true, share, 0, group, nullptr, sums);
 }

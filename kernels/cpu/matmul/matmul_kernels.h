@@ -66,6 +66,13 @@ namespace treadle {
 inline constexpr int64_t kGroupFeatures = 16;
 inline constexpr int64_t kBlockValues = 32;
 
+// A row of activations has one scale for each span of kSpanBlocks blocks in kInt16 and kInt12; the
+// last span may be shorter, or longer by what would be too little for one of its own.
+inline constexpr int64_t kSpanBlocks = 8, kMaxSpanBlocks = 10;
+constexpr int64_t SpanEnd(int64_t begin, int64_t blocks) {
+  return blocks - begin <= kMaxSpanBlocks ? blocks : begin + kSpanBlocks;
+}
+
 enum class PackKind : uint8_t {
   kF32,
   kF16,
@@ -161,9 +168,9 @@ struct PackedView {
   bool outliers_of_call = false;  // OutlierRule::kPerCall
 };
 
-// One block of 32 quantized activations besides its codes. The codes are q in one plane of bytes
-// (kInt8), or two one after the other and the q themselves (kInt16, kInt12): low, then high, with q
-// = 128 * high + low.
+// One block of 32 quantized activations besides its codes. The blocks of a span have one scale. The
+// codes are q in one plane of bytes (kInt8), or two one after the other and the q themselves
+// (kInt16, kInt12): low, then high, with q = 128 * high + low.
 struct ActivationBlock {
   float scale;
   float scaled_sum;  // scale * (sum of q)

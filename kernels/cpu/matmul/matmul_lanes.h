@@ -68,6 +68,18 @@ TREADLE_SIMD void BeginSums(bool first, const float* scratch, Vec (&sums)[R][G])
   }
 }
 
+// Adds what a span gave, in units of the rows' scales. blocks: the first row's first of the span,
+// others `stride` apart.
+template <int R, int G>
+TREADLE_SIMD void AddSpan(const ActivationBlock* blocks, int64_t stride, const Vec (&span)[R][G],
+                          Vec (&sums)[R][G]) {
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+    const Vec scale = Broadcast(blocks[r * stride].scale);
+    for (int g = 0; g < G; ++g) sums[r][g] = Fma(span[r][g], scale, sums[r][g]);
+  }
+}
+
 // Keeps the sums for the next tile, or writes the results of rows from `first` to before `end`: +
 // bias, then + out if accumulate.
 template <int R, int G>

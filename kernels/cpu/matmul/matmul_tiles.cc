@@ -12,25 +12,27 @@
 namespace treadle::TREADLE_ISA {
 namespace {
 
-constexpr int64_t kGroupsAtOnce = 2;       // for each tile of rows
+// Groups for each tile of rows: fewer where there are few tiles, so that all stays in the L1 cache.
+constexpr int64_t kGroupsAtOnce = 4, kFewGroups = 2;
+constexpr int64_t kFewTiles = 4;
 constexpr int64_t kCachedBytes = 1 << 20;  // of activations that stay in the cache for all groups
 
-// A form of 32 activations of 16 rows: planes of so many bytes a row, a product each.
-template <int kPlaneCount, int64_t kRowCodes, int32_t kStepCount>
+// A form of 32 activations of 16 rows: planes of so many bytes a row, a product each. kSpans: the
+// blocks of a span share a scale.
+template <int kPlaneCount, int64_t kRowCodes, int32_t kStepCount, bool kShared>
 struct RowsForm {
   static constexpr int kPlanes = kPlaneCount;
   static constexpr int64_t kCodes = kRowCodes;
   static constexpr int32_t kSteps = kStepCount;
+  static constexpr bool kSpans = kShared;
   static constexpr bool kNibbles = kCodes == 2 * kBlockValues;
   static constexpr int64_t kPlaneBytes = kTileRows * kCodes;
   static constexpr int64_t kBytes = kPlanes * kPlaneBytes + kTileRows * 8;
-  // Blocks of a group that are unpacked at a time: half of the L1 cache.
-  static constexpr int64_t kBlocks = 640 / kCodes;
 };
-using Bytes = RowsForm<1, kBlockValues, kInt8Steps>;
-using Planes = RowsForm<2, kBlockValues, kInt16Steps>;
+using Bytes = RowsForm<1, kBlockValues, kInt8Steps, false>;
+using Planes = RowsForm<2, kBlockValues, kInt16Steps, true>;
 // Rows of kInt12: high, then low, which are multiplied with 16 * code, then code.
-using Nibbles = RowsForm<1, 2 * kBlockValues, kInt12Steps>;
+using Nibbles = RowsForm<1, 2 * kBlockValues, kInt12Steps, true>;
 static_assert(Bytes::kBytes == kTileBlockInt8 && Planes::kBytes == kTileBlockInt16 &&
               Nibbles::kBytes == kTileBlockInt12);
 
@@ -44,7 +46,7 @@ struct CodeTile {
   static constexpr int64_t kCodesAt = Form::kNibbles ? 512 : 0;
   static constexpr int64_t kScales = kCodesAt + 512;
   static constexpr int64_t kBytes = kScales + 64 * (1 + Packed::kOffsets);
-  static_assert(kGroupsAtOnce * Form::kBlocks * kBytes <= kTileBytes);
+  static_assert(kGroupsAtOnce * kMaxSpanBlocks * kBytes <= kTileBytes);
 
   TREADLE_SIMD static void Unpack(const uint8_t* group, int64_t block, uint8_t* tile) {
     UnpackBlockWith<Packed, kTileLine>(group, block, tile + kCodesAt, [](uint8_t* p, auto codes) {
@@ -66,16 +68,16 @@ struct alignas(64) TileDots {
 };
 using Sums = __m512[kTileRows];
 
-// Where a product is. A block goes through three steps: multiplied into tile registers, stored, and
-// added. All of them go on at once, of three blocks, a few instructions of each at a time: tiles
-// and vectors take turns otherwise.
-struct Place {
-  const uint8_t* codes;  // of the block that is multiplied next
-  const uint8_t* activations;
-  int64_t left;         // blocks from that one on
-  const float* scales;  // of the block that is added
-  const float* row_scales;
+// A block of codes and of 16 rows.
+struct BlockPair {
+  const uint8_t* codes;
+  const uint8_t* rows;
 };
+
+template <typename Form>
+TREADLE_SIMD const float* RowScales(const uint8_t* rows) {
+  return Floats(rows + Form::kPlanes * Form::kPlaneBytes);
+}
 
 // kOdd: whether of an odd block.
 template <typename Packed, typename Form, int kOdd, int kPlane>
@@ -89,97 +91,175 @@ TREADLE_SIMD void Multiply() {
   }
 }
 
+template <typename Packed, int kFrom, int kTo>
+TREADLE_SIMD void AddOffsets(const uint8_t* offsets, const float* row_sums, Sums& sums) {
+  if constexpr (Packed::kOffsets > 0) {
+    const Vec offset = Load(Floats(offsets));
+    ForEach<kFrom, kTo>([&]<int r>() __attribute__((always_inline)) {
+      sums[r] = Fma(offset, Broadcast(row_sums[r]), {sums[r]}).v;
+    });
+  }
+}
+
 // Adds rows [kFrom, kTo) of a block. A plane's dot is an integer below 2^24: joined as floats, with
 // one rounding, two of them give what their integer would.
 template <typename Packed, typename Form, int kOdd, int kFrom, int kTo>
-TREADLE_SIMD void AddRows(const Place& at, const TileDots& dots, Sums& sums) {
-  const Vec scale = Load(at.scales);
+TREADLE_SIMD void AddRows(const BlockPair& at, const TileDots& dots, Sums& sums) {
+  using Codes = CodeTile<Packed, Form>;
+  const Vec scale = Load(Floats(at.codes + Codes::kScales));
+  const float* row_scales = RowScales<Form>(at.rows);
   ForEach<kFrom, kTo>([&]<int r>() __attribute__((always_inline)) {
     const auto plane = [&](int p) __attribute__((always_inline)) {
       return Vec{_mm512_cvtepi32_ps(_mm512_load_si512(dots.of[kOdd][p][r]))};
     };
     const Vec dot = Form::kPlanes == 1 ? plane(0) : Fma(plane(1), Broadcast(128.0f), plane(0));
-    Vec sum = Fma(dot, Mul(scale, Broadcast(at.row_scales[r])), {sums[r]});
-    if constexpr (Packed::kOffsets > 0) {
-      sum = Fma(Load(at.scales + kLanes), Broadcast(at.row_scales[kTileRows + r]), sum);
-    }
-    sums[r] = sum.v;
+    const Vec factor = Form::kSpans ? scale : Mul(scale, Broadcast(row_scales[r]));
+    sums[r] = Fma(dot, factor, {sums[r]}).v;
   });
+  if constexpr (!Form::kSpans) {
+    AddOffsets<Packed, kFrom, kTo>(at.codes + Codes::kScales + 64, row_scales + kTileRows, sums);
+  }
 }
 
-template <typename Packed, typename Form>
-TREADLE_SIMD void NextToMultiply(Place& at) {
-  --at.left;
-  at.codes += CodeTile<Packed, Form>::kBytes;
-  at.activations += Form::kBytes;
-}
-
-// A step of three blocks: adds one, stores the next, and multiplies the one after that.
-template <typename Packed, typename Form, int kOdd>
-TREADLE_SIMD void RunStep(Place& at, TileDots& dots, Sums& sums) {
+// A step of three blocks: adds one, stores the sums of the next, and multiplies the one after that,
+// a few instructions of each at a time: tiles and vectors take turns otherwise. Without kAdd the
+// first is none.
+template <typename Packed, typename Form, int kOdd, bool kAdd>
+TREADLE_SIMD void RunStep(const BlockPair& added, const BlockPair& multiplied, TileDots& dots,
+                          Sums& sums) {
   const auto add = [&]<int kFrom, int kTo>() __attribute__((always_inline)) {
-    AddRows<Packed, Form, kOdd, kFrom, kTo>(at, dots, sums);
+    if constexpr (kAdd) AddRows<Packed, Form, kOdd, kFrom, kTo>(added, dots, sums);
   };
-  const bool more = at.left > 0;
-  if (more) LoadTile<kCodeTile>(at.codes, kTileLine);
+  LoadTile<kCodeTile>(multiplied.codes, kTileLine);
   add.template operator()<0, 2>();
-  if (more) LoadTile<kActivationTile>(at.activations, Form::kCodes);
+  LoadTile<kActivationTile>(multiplied.rows, Form::kCodes);
   add.template operator()<2, 4>();
-  if (more) Multiply<Packed, Form, kOdd, 0>();
+  Multiply<Packed, Form, kOdd, 0>();
   add.template operator()<4, 7>();
-  if (Form::kPlanes == 2 && more) {
-    LoadTile<kActivationTile + 1>(at.activations + Form::kPlaneBytes, Form::kCodes);
+  if constexpr (Form::kPlanes == 2) {
+    LoadTile<kActivationTile + 1>(multiplied.rows + Form::kPlaneBytes, Form::kCodes);
   }
   add.template operator()<7, 8>();
-  if (Form::kPlanes == 2 && more) Multiply<Packed, Form, kOdd, 1>();
+  if constexpr (Form::kPlanes == 2) Multiply<Packed, Form, kOdd, 1>();
   add.template operator()<8, 10>();
   StoreTile<2 - 2 * kOdd>(dots.of[1 - kOdd][0]);
   add.template operator()<10, 13>();
   if constexpr (Form::kPlanes == 2) StoreTile<3 - 2 * kOdd>(dots.of[1 - kOdd][1]);
   add.template operator()<13, 16>();
-  NextToMultiply<Packed, Form>(at);
-  at.scales = Floats(reinterpret_cast<const uint8_t*>(at.scales) + CodeTile<Packed, Form>::kBytes);
-  at.row_scales = Floats(reinterpret_cast<const uint8_t*>(at.row_scales) + Form::kBytes);
 }
 
-// The first step of the first two blocks.
-template <typename Packed, typename Form, int kOdd>
-TREADLE_SIMD void Begin(Place& at) {
-  if (at.left <= 0) return;
-  LoadTile<kCodeTile>(at.codes, kTileLine);
-  LoadTile<kActivationTile>(at.activations, Form::kCodes);
-  Multiply<Packed, Form, kOdd, 0>();
-  if constexpr (Form::kPlanes == 2) {
-    LoadTile<kActivationTile + 1>(at.activations + Form::kPlaneBytes, Form::kCodes);
-    Multiply<Packed, Form, kOdd, 1>();
+// The blocks of a span, of 16 rows by the features of a group.
+struct Item {
+  BlockPair first;
+  int64_t blocks;
+
+  // Where its block `b` is, or its last one.
+  template <typename Packed, typename Form>
+  TREADLE_SIMD BlockPair At(int64_t b) const {
+    if (b >= blocks) b = blocks - 1;
+    return {first.codes + b * CodeTile<Packed, Form>::kBytes, first.rows + b * Form::kBytes};
   }
-  NextToMultiply<Packed, Form>(at);
-}
+};
 
-// Sixteen rows, of which [first, end) are wanted, over the blocks of a code tile. rows: theirs from
-// block range.begin on.
+// Adds an item to the sums, while the first two blocks of the next begin.
 template <typename Packed, typename Form>
-TREADLE_LOOP void RunTile(const MatMulShare& share, const BlockRange& range, int64_t first,
-                          int64_t end, const uint8_t* codes, const uint8_t* rows, float* scratch) {
-  const int64_t blocks = range.end - range.begin;
-  Place at = {codes, rows, blocks, Floats(codes + CodeTile<Packed, Form>::kScales),
-              Floats(rows + Form::kPlanes * Form::kPlaneBytes)};
-  TileDots dots;
-  Vec ends[kTileRows][1];
-  BeginSums<kTileRows, 1>(range.first, scratch, ends);
-  Sums sums;
-  ForEach<0, kTileRows>([&]<int r>() __attribute__((always_inline)) { sums[r] = ends[r][0].v; });
-  Begin<Packed, Form, 0>(at);
-  StoreTile<0>(dots.of[0][0]);
-  if constexpr (Form::kPlanes == 2) StoreTile<1>(dots.of[0][1]);
-  Begin<Packed, Form, 1>(at);
-  for (int64_t b = 0; b < blocks; b += 2) {
-    RunStep<Packed, Form, 0>(at, dots, sums);
-    if (b + 1 == blocks) break;
-    RunStep<Packed, Form, 1>(at, dots, sums);
+TREADLE_SIMD void RunItem(const Item& item, const Item& next, TileDots& dots, Sums& sums) {
+  for (int64_t b = 0; b < item.blocks; b += 2) {
+    const bool more = b + 2 < item.blocks;
+    const Item& from = more ? item : next;
+    const int64_t at = more ? b + 2 : 0;
+    RunStep<Packed, Form, 0, true>(item.At<Packed, Form>(b), from.At<Packed, Form>(at), dots, sums);
+    if (b + 1 < item.blocks) {
+      RunStep<Packed, Form, 1, true>(item.At<Packed, Form>(b + 1), from.At<Packed, Form>(at + 1),
+                                     dots, sums);
+    } else {
+      RunStep<Packed, Form, 1, false>({}, from.At<Packed, Form>(at + 1), dots, sums);
+    }
   }
-  ForEach<0, kTileRows>([&]<int r>() __attribute__((always_inline)) { ends[r][0].v = sums[r]; });
-  EndSums<kTileRows, 1>(range.last, share, range.row, range.group, scratch, ends, first, end);
+}
+
+// What an item gives is added to what came before it: minima, then all of it times the rows'
+// scales.
+template <typename Packed, typename Form>
+TREADLE_SIMD void AddSpan(const Item& item, const Sums& sums, Vec (&ends)[kTileRows][1]) {
+  const auto half = [&]<int kFrom, int kTo>() __attribute__((always_inline)) {
+    Sums before;
+    ForEach<kFrom, kTo>([&]<int r>() __attribute__((always_inline)) { before[r] = ends[r][0].v; });
+    for (int64_t b = 0; Packed::kOffsets > 0 && b < item.blocks; ++b) {
+      const BlockPair at = item.At<Packed, Form>(b);
+      AddOffsets<Packed, kFrom, kTo>(at.codes + CodeTile<Packed, Form>::kScales + 64,
+                                     RowScales<Form>(at.rows) + kTileRows, before);
+    }
+    const float* row_scales = RowScales<Form>(item.first.rows);
+    ForEach<kFrom, kTo>([&]<int r>() __attribute__((always_inline)) {
+      ends[r][0] = Fma({sums[r]}, Broadcast(row_scales[r]), {before[r]});
+    });
+  };
+  half.template operator()<0, 8>();
+  half.template operator()<8, 16>();
+}
+
+// Row tiles [tile, tile_end) by `groups` groups, whose blocks [range.begin, range.end) are
+// unpacked.
+template <typename Packed, typename Form>
+TREADLE_LOOP void RunSpan(const MatMulInput& input, const MatMulShare& share,
+                          const MatMulScratch& scratch, const BlockRange& range, int64_t groups,
+                          int64_t tile, int64_t tile_end) {
+  const int64_t next_bytes = share.weight.group_bytes / (input.k / kBlockValues);  // of a block
+  const uint8_t* packed_next =
+      share.weight.data +
+      (range.last ? range.group + groups : range.group) * share.weight.group_bytes +
+      (range.last ? 0 : range.end * next_bytes);
+  const int64_t blocks = range.end - range.begin, group = range.group;
+  const auto item_at = [&](int64_t t, int64_t g) __attribute__((always_inline)) {
+    if (g == groups) ++t, g = 0;
+    if (t == tile_end) t = tile;  // which is not added again
+    return Item{{scratch.tile + g * blocks * CodeTile<Packed, Form>::kBytes,
+                 input.tiles + (t * (input.k / kBlockValues) + range.begin) * Form::kBytes},
+                blocks};
+  };
+  const int64_t next_lines = blocks * next_bytes / 64 / (tile_end - tile) + 1;
+  TileDots dots;
+  Item item = item_at(tile, 0);
+  Sums none;
+  RunStep<Packed, Form, 0, false>({}, item.At<Packed, Form>(0), dots, none);
+  RunStep<Packed, Form, 1, false>({}, item.At<Packed, Form>(1), dots, none);
+  for (int64_t t = tile; t < tile_end; ++t) {
+    const int64_t row = t * kTileRows - input.first_lane, rows_left = input.rows - row;
+    for (int64_t g = 0; g < groups; ++g) {
+      // While these blocks are multiplied, the next ones come.
+      const uint8_t* line =
+          packed_next + g * share.weight.group_bytes + (t - tile) * next_lines * 64;
+      for (int64_t i = 0; i < next_lines; ++i) __builtin_prefetch(line + 64 * i, 0, 2);
+      if (range.last) {  // and so do the next tile's results
+        float* out =
+            share.out + (row + kTileRows) * share.out_stride + (group + g) * kGroupFeatures;
+        for (int64_t r = kTileRows; r < rows_left && r < 2 * kTileRows;
+             ++r, out += share.out_stride) {
+          __builtin_prefetch(out, 1, 3);
+        }
+      }
+      const Item next = item_at(t, g + 1);
+      float* kept = scratch.sums + ((t - tile) * kGroupsAtOnce + g) * kTileRows * kLanes;
+      Vec ends[kTileRows][1];
+      Sums sums;
+      if constexpr (!Form::kSpans) BeginSums<kTileRows, 1>(range.first, kept, ends);
+      ForEach<0, kTileRows>([&]<int r>() __attribute__((always_inline)) {
+        sums[r] = Form::kSpans ? _mm512_setzero_ps() : ends[r][0].v;
+      });
+      RunItem<Packed, Form>(item, next, dots, sums);
+      if constexpr (Form::kSpans) {
+        BeginSums<kTileRows, 1>(range.first, kept, ends);
+        AddSpan<Packed, Form>(item, sums, ends);
+      } else {
+        ForEach<0, kTileRows>([&]<int r>()
+                                  __attribute__((always_inline)) { ends[r][0].v = sums[r]; });
+      }
+      EndSums<kTileRows, 1>(range.last, share, row, group + g, kept, ends, row < 0 ? -row : 0,
+                            rows_left < kTileRows ? rows_left : kTileRows);
+      item = next;
+    }
+  }
 }
 
 // Row tiles [tile, tile_end) by all groups.
@@ -188,11 +268,12 @@ void RunRowTiles(const MatMulInput& input, const MatMulShare& share, const MatMu
                  int64_t tile, int64_t tile_end) {
   using Codes = CodeTile<Packed, Form>;
   const int64_t blocks = input.k / kBlockValues;
-  for (int64_t group = share.group_begin; group < share.group_end; group += kGroupsAtOnce) {
+  const int64_t most = tile_end - tile > kFewTiles ? kGroupsAtOnce : kFewGroups;
+  for (int64_t group = share.group_begin; group < share.group_end; group += most) {
     const int64_t left = share.group_end - group;
-    const int64_t groups = left < kGroupsAtOnce ? left : kGroupsAtOnce;
-    for (int64_t begin = 0; begin < blocks; begin += Form::kBlocks) {
-      const int64_t end = begin + Form::kBlocks < blocks ? begin + Form::kBlocks : blocks;
+    const int64_t groups = left < most ? left : most;
+    for (int64_t begin = 0, end; begin < blocks; begin = end) {
+      end = SpanEnd(begin, blocks);
       uint8_t* unpacked = scratch.tile;
       for (int64_t g = 0; g < groups; ++g) {
         const uint8_t* packed = share.weight.data + (group + g) * share.weight.group_bytes;
@@ -200,29 +281,9 @@ void RunRowTiles(const MatMulInput& input, const MatMulShare& share, const MatMu
           Codes::Unpack(packed, b, unpacked);
         }
       }
-      const bool last = end == blocks;
-      const int64_t block_bytes = share.weight.group_bytes / blocks;
-      const uint8_t* next = share.weight.data +
-                            (last ? group + groups : group) * share.weight.group_bytes +
-                            (last ? 0 : end * block_bytes);
-      const int64_t lines = Form::kBlocks * block_bytes / 64 / (tile_end - tile) + 1;
-      for (int64_t t = tile; t < tile_end; ++t) {
-        // While these blocks are multiplied, the next ones come.
-        for (int64_t g = 0; g < groups; ++g) {
-          const uint8_t* from = next + g * share.weight.group_bytes + (t - tile) * lines * 64;
-          for (int64_t line = 0; line < lines; ++line) __builtin_prefetch(from + 64 * line, 0, 2);
-        }
-        const int64_t row = t * kTileRows - input.first_lane;
-        const int64_t rows_left = input.rows - row;
-        const uint8_t* rows = input.tiles + (t * blocks + begin) * Form::kBytes;
-        for (int64_t g = 0; g < groups; ++g) {
-          const BlockRange range = {begin, end, row, group + g, begin == 0, end == blocks};
-          float* sums = scratch.sums + ((t - tile) * kGroupsAtOnce + g) * kTileRows * kLanes;
-          RunTile<Packed, Form>(share, range, row < 0 ? -row : 0,
-                                rows_left < kTileRows ? rows_left : kTileRows,
-                                scratch.tile + g * (end - begin) * Codes::kBytes, rows, sums);
-        }
-      }
+      RunSpan<Packed, Form>(input, share, scratch,
+                            {begin, end, 0, group, begin == 0, end == blocks}, groups, tile,
+                            tile_end);
     }
   }
 }
@@ -289,20 +350,24 @@ TREADLE_SIMD void StoreRow(int8_t* codes, const __m512i (&q)[2]) {
   StoreLowBytes(codes + kHigh, high);
 }
 
-// A block of each row as QuantizeBlock does it; constants of sixteen rows are computed at a time.
+// Blocks of each row as QuantizeSpan does it; constants of sixteen rows are computed at a time.
 template <typename Form>
 TREADLE_LOOP void QuantizeRows(const float* x, int64_t stride, int64_t lane, int64_t rows,
                                int64_t k, uint8_t* tile) {
   const __m512 steps = _mm512_set1_ps(Form::kSteps);
   const __m512i most = _mm512_set1_epi32(Form::kSteps), least = _mm512_set1_epi32(-Form::kSteps);
   const auto wanted = static_cast<__mmask16>((1u << rows) - 1);
-  for (int64_t b = 0; b < k / kBlockValues; ++b, x += kBlockValues, tile += Form::kBytes) {
+  const int64_t blocks = k / kBlockValues;
+  for (int64_t first = 0, last; first < blocks; first = last) {
+    last = Form::kSpans ? SpanEnd(first, blocks) : first + 1;
+    const int64_t begin = first * kBlockValues, end = last * kBlockValues;
     __m512i of_rows[kTileRows] = {};
     for (int64_t r = 0; r < rows; ++r) {
       const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
-      const float* row = x + r * stride;
-      of_rows[r] = _mm512_max_epi32(_mm512_and_si512(_mm512_loadu_si512(row), magnitude),
-                                    _mm512_and_si512(_mm512_loadu_si512(row + 16), magnitude));
+      for (int64_t i = begin; i < end; i += kLanes) {
+        of_rows[r] = _mm512_max_epi32(
+            of_rows[r], _mm512_and_si512(_mm512_loadu_si512(x + r * stride + i), magnitude));
+      }
     }
     const __m512 absmax = _mm512_castsi512_ps(ReduceEach(
         of_rows, [](__m512i a, __m512i c)
@@ -312,24 +377,26 @@ TREADLE_LOOP void QuantizeRows(const float* x, int64_t stride, int64_t lane, int
     const __m512 scale = _mm512_maskz_div_ps(scaled, absmax, steps);
     alignas(64) float inverses[kTileRows];
     _mm512_store_ps(inverses, _mm512_maskz_div_ps(scaled, steps, absmax));
-    for (int64_t r = 0; r < rows; ++r) {
-      const float* row = x + r * stride;
-      __m512i q[2];
-      for (int i = 0; i < 2; ++i) {
-        q[i] = _mm512_cvtps_epi32(
-            _mm512_mul_ps(_mm512_loadu_ps(row + 16 * i), _mm512_set1_ps(inverses[r])));
-        q[i] = _mm512_max_epi32(_mm512_min_epi32(q[i], most), least);
+    for (int64_t b = begin; b < end; b += kBlockValues, tile += Form::kBytes) {
+      for (int64_t r = 0; r < rows; ++r) {
+        const float* row = x + r * stride + b;
+        __m512i q[2];
+        for (int i = 0; i < 2; ++i) {
+          q[i] = _mm512_cvtps_epi32(
+              _mm512_mul_ps(_mm512_loadu_ps(row + 16 * i), _mm512_set1_ps(inverses[r])));
+          q[i] = _mm512_max_epi32(_mm512_min_epi32(q[i], most), least);
+        }
+        StoreRow<Form>(reinterpret_cast<int8_t*>(tile) + (lane + r) * Form::kCodes, q);
+        of_rows[r] = _mm512_add_epi32(q[0], q[1]);
       }
-      StoreRow<Form>(reinterpret_cast<int8_t*>(tile) + (lane + r) * Form::kCodes, q);
-      of_rows[r] = _mm512_add_epi32(q[0], q[1]);
+      const __m512i sums = ReduceEach(
+          of_rows, [](__m512i a, __m512i c)
+                       __attribute__((always_inline)) { return _mm512_add_epi32(a, c); });
+      float* scales = reinterpret_cast<float*>(tile + Form::kPlanes * Form::kPlaneBytes) + lane;
+      _mm512_mask_storeu_ps(scales, wanted, scale);
+      _mm512_mask_storeu_ps(scales + kTileRows, wanted,
+                            _mm512_mul_ps(scale, _mm512_cvtepi32_ps(sums)));
     }
-    const __m512i sums = ReduceEach(
-        of_rows,
-        [](__m512i a, __m512i c) __attribute__((always_inline)) { return _mm512_add_epi32(a, c); });
-    float* scales = reinterpret_cast<float*>(tile + Form::kPlanes * Form::kPlaneBytes) + lane;
-    _mm512_mask_storeu_ps(scales, wanted, scale);
-    _mm512_mask_storeu_ps(scales + kTileRows, wanted,
-                          _mm512_mul_ps(scale, _mm512_cvtepi32_ps(sums)));
   }
 }
 

@@ -15,8 +15,8 @@
 namespace treadle::TREADLE_ISA {
 namespace {
 
-constexpr int64_t kWordTileBlocks = 12;
-constexpr int64_t kWordBytes = 1024;  // of a tile's block: its codes
+constexpr int64_t kWordTileBlocks = kMaxSpanBlocks;  // a tile has the blocks of a span
+constexpr int64_t kWordBytes = 1024;                 // of a tile's block: its codes
 // f32 scale[16], perhaps another, and as many offset[16] as the layout has.
 template <typename Layout>
 constexpr int64_t kWordBlockBytes = kWordBytes +
@@ -57,8 +57,8 @@ TREADLE_LOOP void RunWordRows(const MatMulInput& input, const MatMulShare& share
   const uint8_t* w = work.tile;
   const uint8_t* next = work.next;
   constexpr int kParts = Layout::kHalves ? 2 : 1;
-  Vec sums[R][G];
-  BeginSums<R, G>(work.first, scratch, sums);
+  Vec span[R][G];
+  BeginSums<R, G>(true, nullptr, span);
   for (int64_t b = work.begin; b < work.end; ++b, next += work.next_bytes) {
     if (work.row == 0) {  // while this tile is multiplied, the next one comes
       for (int g = 0; g < G; ++g) {
@@ -71,7 +71,7 @@ TREADLE_LOOP void RunWordRows(const MatMulInput& input, const MatMulShare& share
     for (int part = 0; part < kParts; ++part) {
       Integers dots[R][G];
       for (int r = 0; r < R; ++r) {
-        const ActivationBlock& block = blocks[r * stride];
+        const ActivationBlock& block = blocks[r * stride + b - work.begin];
         const int32_t sum = !Layout::kHalves ? block.low_sum + block.high_sum
                             : part == 0      ? block.low_sum
                                              : block.high_sum;
@@ -95,26 +95,28 @@ TREADLE_LOOP void RunWordRows(const MatMulInput& input, const MatMulShare& share
       for (int g = 0; g < G; ++g) {
         const uint8_t* constants = w + g * kWordTileBlocks * kWordBlockBytes<Layout> + kWordBytes;
         const Vec scale = Load(Floats(constants + 64 * part));
-        for (int r = 0; r < R; ++r) {
-          const Vec factor = Mul(scale, Broadcast(blocks[r * stride].scale));
-          sums[r][g] = Fma(ToFloat(dots[r][g]), factor, sums[r][g]);
-        }
+        for (int r = 0; r < R; ++r) span[r][g] = Fma(ToFloat(dots[r][g]), scale, span[r][g]);
       }
     }
+    x += kInt16Bytes * kBlockValues;
+    w += kWordBlockBytes<Layout>;
+  }
+  Vec sums[R][G];
+  BeginSums<R, G>(work.first, scratch, sums);
+  const uint8_t* constants = work.tile + kWordBytes;
+  for (int64_t b = 0; b < work.end - work.begin; ++b, constants += kWordBlockBytes<Layout>) {
     for (int part = 0; part < Layout::kOffsets; ++part) {
       for (int g = 0; g < G; ++g) {
-        const uint8_t* constants = w + g * kWordTileBlocks * kWordBlockBytes<Layout> + kWordBytes;
-        const Vec offset = Load(Floats(constants + 64 * (kParts + part)));
+        const Vec offset = Load(Floats(constants + g * kWordTileBlocks * kWordBlockBytes<Layout> +
+                                       64 * (kParts + part)));
         for (int r = 0; r < R; ++r) {
-          const float sum = ScaledSum<Layout::kOffsets>(blocks[r * stride], part);
+          const float sum = ScaledSum<Layout::kOffsets>(blocks[r * stride + b], part);
           sums[r][g] = Fma(offset, Broadcast(sum), sums[r][g]);
         }
       }
     }
-    x += kInt16Bytes * kBlockValues;
-    ++blocks;
-    w += kWordBlockBytes<Layout>;
   }
+  AddSpan(blocks, stride, span, sums);
   EndSums<R, G>(work.last, share, work.row, work.group, scratch, sums);
 }
 
@@ -125,8 +127,8 @@ TREADLE_SIMD void RunWordGroups(const MatMulInput& input, const MatMulShare& sha
   static_assert(G * kWordTileBlocks * kWordBlockBytes<Layout> <= kTileBytes);
   const int64_t blocks = input.k / kBlockValues;
   const int64_t next_bytes = share.weight.group_bytes / blocks;
-  for (int64_t begin = 0; begin < blocks; begin += kWordTileBlocks) {
-    const int64_t end = begin + kWordTileBlocks < blocks ? begin + kWordTileBlocks : blocks;
+  for (int64_t begin = 0, end; begin < blocks; begin = end) {
+    end = SpanEnd(begin, blocks);
     for (int g = 0; g < G; ++g) {
       const uint8_t* packed = share.weight.data + (group + g) * share.weight.group_bytes;
       uint8_t* tile = scratch.tile + g * kWordTileBlocks * kWordBlockBytes<Layout>;

@@ -8,11 +8,16 @@ namespace {
 
 template <int32_t kSteps>
 void QuantizeWords(const float* x, int64_t k, int8_t* codes, ActivationBlock* blocks) {
-  for (int64_t b = 0; b < k / kBlockValues; ++b, codes += kInt16Bytes * kBlockValues) {
-    __m256i q[4];
-    blocks[b] = QuantizeBlock<kSteps>(x + b * kBlockValues, q);
-    StorePlanes<7>(codes, codes + kBlockValues, q);
-    StoreWordCodes(codes + kWordsAt, q);
+  const int64_t count = k / kBlockValues;
+  for (int64_t begin = 0, end; begin < count; begin = end) {
+    end = SpanEnd(begin, count);
+    const ActivationScale scale = ScaleOf<kSteps>(x + begin * kBlockValues, end - begin);
+    for (int64_t b = begin; b < end; ++b, codes += kInt16Bytes * kBlockValues) {
+      __m256i q[4];
+      blocks[b] = QuantizeBlock(x + b * kBlockValues, scale, kSteps, q);
+      StorePlanes<7>(codes, codes + kBlockValues, q);
+      StoreWordCodes(codes + kWordsAt, q);
+    }
   }
 }
 
@@ -21,7 +26,8 @@ void QuantizeWords(const float* x, int64_t k, int8_t* codes, ActivationBlock* bl
 void QuantizeInt8(const float* x, int64_t k, int8_t* codes, ActivationBlock* blocks) {
   for (int64_t b = 0; b < k / kBlockValues; ++b, codes += kBlockValues) {
     __m256i q[4];
-    blocks[b] = QuantizeBlock<kInt8Steps>(x + b * kBlockValues, q);
+    const float* values = x + b * kBlockValues;
+    blocks[b] = QuantizeBlock(values, ScaleOf<kInt8Steps>(values, 1), kInt8Steps, q);
     StoreByteCodes(codes, q);
   }
 }

@@ -119,16 +119,6 @@ std::vector<double> RoundedWeights(const MatrixSource& source, int64_t row) {
   }
   return weights;
 }
-std::vector<double> RoundedActivations(const float* x, int64_t k) {
-  std::vector<double> values;
-  for (int64_t begin = 0; begin < k; begin += 32) {
-    const auto block =
-        QuantizeActivations(std::span<const float, 32>(x + begin, 32), ComputeMode::kInt16);
-    for (const int16_t code : block.codes) values.push_back(double{block.scale} * code);
-  }
-  return values;
-}
-
 // Products in double and the sums of magnitudes, both with the 0.5 that Multiply adds to.
 struct Expected {
   double value = 0.5;
@@ -164,7 +154,8 @@ TEST_P(CpuFormatsTest, MatchesTheReference) {
         sum.value = expected[i];
         if (rounds) {
           sum =
-              Product(RoundedWeights(matrix.source, i % shape.n), RoundedActivations(row, shape.k));
+              Product(RoundedWeights(matrix.source, i % shape.n),
+                      RoundedActivations({row, static_cast<size_t>(shape.k)}, ComputeMode::kInt16));
         }
         for (int64_t k = 0; k < shape.k && !matrix.constants->zeros.empty(); ++k) {
           // Code and zero are summed apart.

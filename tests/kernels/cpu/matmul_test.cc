@@ -49,18 +49,18 @@ TEST_P(CpuMatMulTest, BitsDoNotDependOnRowsOrThreads) {
   }
 }
 
+// Against the smallest one, which all can run: what equals it is equal.
 TEST_P(CpuMatMulTest, BitsDoNotDependOnTheInstructionSet) {
-  for (const CpuIsa isa : SupportedIsas()) {
-    if (isa == GetParam().isa) continue;
-    auto backend = MakeBackend(2);
-    auto other = MakeCpuBackend({isa, GetParam().compute}, 2);
-    for (const OpCase& c : OpCases()) {
-      if (!IsMine(c)) continue;
-      const absl::Status status = BatchInvariance(c, *backend, other.get());
-      EXPECT_TRUE(status.ok()) << Name(isa) << ": " << status.ToString();
-    }
-  }
+  const CpuIsa isa = SupportedIsas().front();
   if (SupportedIsas().size() < 2) GTEST_SKIP() << "this processor runs one instruction set only";
+  if (isa == GetParam().isa) return;
+  auto backend = MakeBackend(2);
+  auto other = MakeCpuBackend({isa, GetParam().compute}, 2);
+  for (const OpCase& c : OpCases()) {
+    if (!IsMine(c)) continue;
+    const absl::Status status = BatchInvariance(c, *backend, other.get());
+    EXPECT_TRUE(status.ok()) << Name(isa) << ": " << status.ToString();
+  }
 }
 
 // As a layer's, with coarse activations: ComputeMode::kBf16 and kMixed are for these.
