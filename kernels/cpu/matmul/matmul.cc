@@ -45,11 +45,11 @@ MatMulKernel KernelOf(CpuIsa isa, ComputeMode compute) {
   kernel.bf16_tiles = {avx512::MatMulTilesBf16, avx512::RoundTileToBf16, kTileBlockBf16, 0, 0};
   kernel.run_row_int8_tiles = avx512::MatMulTilesRowInt8;
   if (compute == ComputeMode::kInt8) {
-    kernel.tiles = {avx512::MatMulTilesInt8, avx512::QuantizeTileInt8, kTileBlockInt8, 13, 6};
+    kernel.tiles = {avx512::MatMulTilesInt8, avx512::QuantizeTileInt8, kTileBlockInt8, 10, 2};
   } else if (compute == ComputeMode::kInt12) {
-    kernel.tiles = {avx512::MatMulTilesInt12, avx512::QuantizeTileInt12, kTileBlockInt12, 8, 5};
+    kernel.tiles = {avx512::MatMulTilesInt12, avx512::QuantizeTileInt12, kTileBlockInt12, 10, 2};
   } else if (kernel.quantize != nullptr) {
-    kernel.tiles = {avx512::MatMulTilesInt16, avx512::QuantizeTileInt16, kTileBlockInt16, 13, 6};
+    kernel.tiles = {avx512::MatMulTilesInt16, avx512::QuantizeTileInt16, kTileBlockInt16, 10, 2};
   }
   return kernel;
 }

@@ -27,7 +27,7 @@ struct TileKernel {
   QuantizeTileFunction* quantize = nullptr;
   int64_t block_bytes = 0;  // of kTileRows rows and 32 k
   // Rows that vectors do in the time of a tile, which computes kTileRows, and in that of unpacking
-  // once more (Xeon with AMX: 2026-11-26, of kInt12 2026-11-28).
+  // once more (Xeon with AMX, 2026-11-28).
   int64_t rows_of_tile = 0;
   int64_t rows_of_unpacking = 0;
 

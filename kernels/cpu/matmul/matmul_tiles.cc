@@ -350,7 +350,7 @@ TREADLE_SIMD void StoreRow(int8_t* codes, const __m512i (&q)[2]) {
   StoreLowBytes(codes + kHigh, high);
 }
 
-// Blocks of each row as QuantizeSpan does it; constants of sixteen rows are computed at a time.
+// As QuantizeInt8 and its like do it; constants of sixteen rows are computed at a time.
 template <typename Form>
 TREADLE_LOOP void QuantizeRows(const float* x, int64_t stride, int64_t lane, int64_t rows,
                                int64_t k, uint8_t* tile) {

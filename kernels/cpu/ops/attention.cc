@@ -9,7 +9,7 @@ namespace {
 
 // Rows of one item: together with the query heads of a group about this many queries share each
 // converted block. A multiple of the register tile's six for groups of 1, 2, 3, 4, 5 and 6.
-constexpr int64_t kItemQueries = 60;
+constexpr int64_t kItemQueries = 120;
 // Below this many multiplications the caller works alone: waking the pool would cost more.
 constexpr int64_t kSerialWork = 1 << 15;
 // Pieces per thread that are enough for an even end.

@@ -38,14 +38,11 @@ TEST_P(CpuMatMulTest, MatchesTheReference) {
 }
 
 TEST_P(CpuMatMulTest, BitsDoNotDependOnRowsOrThreads) {
-  auto backend = MakeBackend(2);
-  for (const int threads : {1, 3}) {
-    auto other = MakeBackend(threads);
-    for (const OpCase& c : OpCases()) {
-      if (!IsMine(c)) continue;
-      const absl::Status status = BatchInvariance(c, *backend, other.get());
-      EXPECT_TRUE(status.ok()) << threads << " threads: " << status.ToString();
-    }
+  auto backend = MakeBackend(3), other = MakeBackend(1);
+  for (const OpCase& c : OpCases()) {
+    if (!IsMine(c)) continue;
+    const absl::Status status = BatchInvariance(c, *backend, other.get());
+    EXPECT_TRUE(status.ok()) << status.ToString();
   }
 }
 
