@@ -53,13 +53,13 @@ TREADLE_SIMD __m256i RoundCodes(const float* x, __m256 inverse, int32_t largest)
 // Steps to absmax.
 inline constexpr int32_t kInt8Steps = 127, kInt12Steps = 127 * 16, kInt16Steps = 127 * 128;
 
-// The scale of values, and what they are multiplied with.
+// A scale, and what values are multiplied with.
 struct ActivationScale {
   float scale;
   float inverse;
 };
 
-// Of `blocks` blocks of 32.
+// The scale of `blocks` blocks of 32.
 template <int32_t kSteps>
 TREADLE_SIMD ActivationScale ScaleOf(const float* x, int64_t blocks) {
   const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);

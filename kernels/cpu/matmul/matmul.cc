@@ -42,14 +42,14 @@ MatMulKernel KernelOf(CpuIsa isa, ComputeMode compute) {
   kernel.run_bf16 = kMatMulBf16[isa];
   kernel.round_row = kRoundRowToBf16[isa];
   if (isa != CpuIsa::kAmx) return kernel;
-  kernel.bf16_tiles = {avx512::MatMulTilesBf16, avx512::RoundTileToBf16, kTileBlockBf16, 0, 0};
+  kernel.bf16_tiles = {avx512::MatMulTilesBf16, avx512::RoundTileToBf16, kTileBlockBf16, true};
   kernel.run_row_int8_tiles = avx512::MatMulTilesRowInt8;
   if (compute == ComputeMode::kInt8) {
-    kernel.tiles = {avx512::MatMulTilesInt8, avx512::QuantizeTileInt8, kTileBlockInt8, 10, 2};
+    kernel.tiles = {avx512::MatMulTilesInt8, avx512::QuantizeTileInt8, kTileBlockInt8};
   } else if (compute == ComputeMode::kInt12) {
-    kernel.tiles = {avx512::MatMulTilesInt12, avx512::QuantizeTileInt12, kTileBlockInt12, 10, 2};
+    kernel.tiles = {avx512::MatMulTilesInt12, avx512::QuantizeTileInt12, kTileBlockInt12};
   } else if (kernel.quantize != nullptr) {
-    kernel.tiles = {avx512::MatMulTilesInt16, avx512::QuantizeTileInt16, kTileBlockInt16, 10, 2};
+    kernel.tiles = {avx512::MatMulTilesInt16, avx512::QuantizeTileInt16, kTileBlockInt16};
   }
   return kernel;
 }

@@ -26,13 +26,12 @@ struct TileKernel {
   MatMulFunction* run = nullptr;
   QuantizeTileFunction* quantize = nullptr;
   int64_t block_bytes = 0;  // of kTileRows rows and 32 k
-  // Rows that vectors do in the time of a tile, which computes kTileRows, and in that of unpacking
-  // once more (Xeon with AMX, 2026-11-28).
-  int64_t rows_of_tile = 0;
-  int64_t rows_of_unpacking = 0;
+  bool any_rows = false;
 
+  // Vectors do ten rows in the time of a tile, and two in that of unpacking once more (Xeon with
+  // AMX, 2026-11-28).
   bool Pays(int64_t rows) const {
-    return rows >= rows_of_tile * ((rows + kTileRows - 1) / kTileRows) + rows_of_unpacking;
+    return any_rows || rows >= 10 * ((rows + kTileRows - 1) / kTileRows) + 2;
   }
 };
 

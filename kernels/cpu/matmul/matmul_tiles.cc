@@ -178,8 +178,7 @@ TREADLE_SIMD void RunItem(const Item& item, const Item& next, TileDots& dots, Su
   }
 }
 
-// What an item gives is added to what came before it: minima, then all of it times the rows'
-// scales.
+// Adds an item to what came before it: minima, then its sums times the rows' scales.
 template <typename Packed, typename Form>
 TREADLE_SIMD void AddSpan(const Item& item, const Sums& sums, Vec (&ends)[kTileRows][1]) {
   const auto half = [&]<int kFrom, int kTo>() __attribute__((always_inline)) {
