@@ -23,6 +23,12 @@ enum class KeyOrder : uint8_t {
 // scale, and stands for code * scale. The scale is the largest magnitude / 127 as a bfloat16,
 // rounded up; a code is value / scale in float, rounded half to even. Where all values are zero,
 // the scale and the codes are; where one is infinite or NaN, the scale is NaN, and so is the row.
+//
+// In the integer modes (neither kExact nor kBf16) Attention multiplies these codes by codes: those
+// of a query times `scale`, in steps of absmax / 16256, and of a block's p = exp(score - m) times
+// V's scale, for each query and of what it sees, in steps of the largest / 32767; both rounded half
+// to even, and 0 if the largest is below 2^-100. Sums of codes are exact. score = (sum * K's scale)
+// * the query's step, vector = sum * p's step. Latents, and over 1,024 features, stay floats.
 struct KvLayout {
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
@@ -42,8 +48,11 @@ struct KvLayout {
   // Parts that are stored: K and V, or K alone.
   int64_t Parts() const { return latent_dim > 0 ? 1 : 2; }
   // Bytes of one page of one layer: K part, in its order, V part [kv_heads, page_size, head_dim],
-  // then, of kI8, the scales of K and those of V, [kv_heads, page_size] each.
-  int64_t PartElements() const { return kv_heads * head_dim * page_size; }
+  // then, of kI8, the scales of K and those of V, [kv_heads, page_size] each. Codes lie in fours,
+  // as products of bytes read them: K [kv_heads, StoredDim / 4, page_size, 4 features], V
+  // [kv_heads, page_size / 4, StoredDim, 4 positions].
+  int64_t StoredDim() const { return dtype == DType::kI8 ? (head_dim + 3) / 4 * 4 : head_dim; }
+  int64_t PartElements() const { return kv_heads * StoredDim() * page_size; }
   int64_t PartScales() const { return dtype == DType::kI8 ? kv_heads * page_size : 0; }
   int64_t PartBytes() const { return PartElements() * static_cast<int64_t>(SizeOf(dtype)); }
   int64_t PageBytes() const {
@@ -55,10 +64,16 @@ struct KvLayout {
   // Element i of a head of K or V within a page.
   int64_t KeyElement(int64_t head, int64_t slot, int64_t i) const {
     if (key_order == KeyOrder::kByPosition) return (head * page_size + slot) * head_dim + i;
+    if (dtype == DType::kI8) {
+      return (head * StoredDim() + i / 4 * 4) * page_size + slot * 4 + i % 4;
+    }
     return (head * head_dim + i) * page_size + slot;
   }
   int64_t ValueElement(int64_t head, int64_t slot, int64_t i) const {
     if (latent_dim > 0) return KeyElement(head, slot, head_dim - latent_dim + i);
+    if (dtype == DType::kI8) {
+      return PartElements() + (head * page_size + slot / 4 * 4) * StoredDim() + i * 4 + slot % 4;
+    }
     return PartElements() + (head * page_size + slot) * head_dim + i;
   }
 };

@@ -29,7 +29,7 @@ constexpr int kMeasured = 8;  // files, when the folder is opened
 
 // A file: this, the ids of the page's tokens, its bytes.
 struct Head {
-  char magic[8] = {'T', 'R', 'E', 'A', 'D', 'P', 'G', 1};  // the last one counts formats
+  char magic[8] = {'T', 'R', 'E', 'A', 'D', 'P', 'G', 2};  // the last one counts formats
   uint64_t checksum = 0;                                   // of what follows
   char key[kKeyDigits];
   double computing_seconds = 0;  // of a token, when it was stored; 0: not known

@@ -295,15 +295,18 @@ class CheckingBackend final : public ForwardingBackend, public CheckedBackend {
         error += floats;
         continue;
       }
-      for (int64_t at = 0; at < layout.Parts() * layout.PartElements(); ++at) {
-        const bool value = at >= layout.PartElements();
+      const int64_t part = layout.kv_heads * layout.page_size * layout.head_dim;
+      for (int64_t at = 0; at < layout.Parts() * part; ++at) {
+        const bool value = at >= part;
         const int64_t i = at % layout.head_dim;
         const int64_t slot = at / layout.head_dim % layout.page_size;
-        const int64_t head = at % layout.PartElements() / layout.head_dim / layout.page_size;
-        const KvPart part = value ? KvPart::kValue : KvPart::kKey;
-        const float a = KvRow(layout, is, part, head, slot).Load(i);
-        const float b = KvRow(layout, should, part, head, slot).Load(i);
-        if (!Differs(a, b, error[value ? at : KeyByFeature(layout, head, slot, i)])) continue;
+        const int64_t head = at % part / layout.head_dim / layout.page_size;
+        const int64_t element =
+            value ? layout.ValueElement(head, slot, i) : KeyByFeature(layout, head, slot, i);
+        const KvPart of = value ? KvPart::kValue : KvPart::kKey;
+        const float a = KvRow(layout, is, of, head, slot).Load(i);
+        const float b = KvRow(layout, should, of, head, slot).Load(i);
+        if (!Differs(a, b, error[element])) continue;
         return Find(
             Str(op, value ? " (v)" : " (k)"),
             spans.empty() ? scratch.OriginalOf(page) : RowAt(spans, layout, page, slot),

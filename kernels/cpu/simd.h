@@ -61,6 +61,11 @@ TREADLE_SIMD Vec LoadSigned(const uint8_t* p) {
   const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))};
 }
+// Byte `which` of each of 16 fours, signed.
+TREADLE_SIMD Vec LoadOfFours(const int8_t* p, int which) {
+  const __m512i first = _mm512_sll_epi32(_mm512_loadu_si512(p), _mm_cvtsi32_si128(24 - 8 * which));
+  return {_mm512_cvtepi32_ps(_mm512_srai_epi32(first, 24))};
+}
 TREADLE_SIMD Vec Add(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
 TREADLE_SIMD Vec Sub(Vec a, Vec b) { return {_mm512_sub_ps(a.v, b.v)}; }
 TREADLE_SIMD Vec Mul(Vec a, Vec b) { return {_mm512_mul_ps(a.v, b.v)}; }
@@ -177,6 +182,14 @@ TREADLE_SIMD Vec LoadSigned(const uint8_t* p) {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(x));
   };
   return {eight(p), eight(p + 8)};
+}
+TREADLE_SIMD Vec LoadOfFours(const int8_t* p, int which) {
+  const auto eight = [which](const int8_t* fours) {
+    const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(fours));
+    const __m256i first = _mm256_sll_epi32(x, _mm_cvtsi32_si128(24 - 8 * which));
+    return _mm256_cvtepi32_ps(_mm256_srai_epi32(first, 24));
+  };
+  return {eight(p), eight(p + 32)};
 }
 TREADLE_SIMD Vec Add(Vec a, Vec b) {
   return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)};

@@ -25,7 +25,7 @@ double Turned(const float* x, int64_t i, int64_t position, int64_t head_dim,
 class HeadError {
  public:
   // q: [head_dim]; slope, sink: 0 and -infinity where there are none. rounds: the type that the
-  // query and the softmax's weights are rounded to; kF32: they are not.
+  // query and the softmax's weights are rounded to, kI8: to codes (KvLayout); kF32: they are not.
   struct Head {
     const float* q;
     const SequenceCache& cache;
@@ -39,11 +39,15 @@ class HeadError {
   };
   explicit HeadError(const Head& head)
       : head_(head), weight_(static_cast<size_t>(head.positions)), score_squares_(weight_.size()) {
+    for (int64_t i = 0; i < head_.head_dim; ++i) {
+      query_size_ = std::max(query_size_, std::fabs(double{head_.q[i]}));
+    }
     for (int64_t p = 0; p < head_.positions; ++p) AddScore(p);
     double best = head_.sink;
     for (const double score : weight_) best = std::max(best, score);
     total_ = std::exp(head_.sink - best);
     for (double& weight : weight_) total_ += weight = std::exp(weight - best);
+    if (head_.rounds == DType::kI8) SetCodeErrors();
   }
 
   // The tolerance of element i of the result.
@@ -71,12 +75,34 @@ class HeadError {
       const double term = head_.scale * head_.q[i] * key;
       weight_[p] += term;
       size += std::fabs(term);
-      const double error = head_.scale * RoundingError(std::fabs(head_.q[i]), head_.rounds) * key;
+      const double rounding = head_.rounds == DType::kI8
+                                  ? query_size_ / 16256 / 2
+                                  : RoundingError(std::fabs(head_.q[i]), head_.rounds);
+      const double error = head_.scale * rounding * key;
       score_squares_[p] += error * error;
     }
     const double fall = head_.slope * static_cast<double>(head_.positions - 1 - p);
     weight_[p] -= fall;
     largest_score_ = std::max(largest_score_, size + fall);
+  }
+
+  // What rounding a position's weight may add: half a step of its block's largest weight times V's
+  // scale, which is at least a 127th of V's largest element, times a code of at most 127.
+  void SetCodeErrors() {
+    code_errors_.resize(weight_.size());
+    for (int64_t begin = 0; begin < head_.positions;) {
+      const int64_t block = (head_.first + begin) / kAttentionBlock;
+      const int64_t end = std::min(head_.positions, (block + 1) * kAttentionBlock - head_.first);
+      double largest = 0;
+      for (int64_t p = begin; p < end; ++p) {
+        for (int64_t i = 0; i < head_.head_dim; ++i) {
+          const double value = head_.cache.Value(head_.first + p, head_.kv_head, i);
+          largest = std::max(largest, weight_[p] * std::fabs(value));
+        }
+      }
+      constexpr double kScaleRounding = 129.0 / 128;  // upwards, to a bfloat16
+      for (; begin < end; ++begin) code_errors_[begin] = largest * kScaleRounding / 32767 / 2;
+    }
   }
 
   // An error d of a weight moves the result by d (value - result) / total. Keys and values of these
@@ -85,16 +111,19 @@ class HeadError {
     double squares = 0;
     for (int64_t p = 0; p < head_.positions; ++p) {
       const double distance = head_.cache.Value(head_.first + p, head_.kv_head, i) - result;
-      const double rounding = RoundingError(weight_[p], head_.rounds);
       const double moved = head_.sums_rounded ? distance : distance + result;
-      squares += distance * distance * weight_[p] * weight_[p] * score_squares_[p] +
-                 moved * moved * rounding * rounding;
+      const double rounding =
+          code_errors_.empty() ? moved * RoundingError(weight_[p], head_.rounds) : code_errors_[p];
+      squares +=
+          distance * distance * weight_[p] * weight_[p] * score_squares_[p] + rounding * rounding;
     }
     return kSurely * std::sqrt(squares) / total_;
   }
 
   const Head head_;
+  double query_size_ = 0;              // the largest magnitude of q
   std::vector<double> weight_;         // [positions]; in the constructor, scores at first
+  std::vector<double> code_errors_;    // [positions] of codes, else empty
   std::vector<double> score_squares_;  // of what rounding q may add, independently
   double largest_score_ = 0;           // of magnitudes
   double total_ = 0;
@@ -178,6 +207,11 @@ void TolerantReference::Attention(Tensor q, const KvView& kv, float scale, Tenso
   float* const errors = Writes(out);
   const int64_t head_dim = kv.layout.head_dim;
   const int64_t heads = q.cols / head_dim, value_dim = kv.layout.ValueDim();
+  const bool codes = kv.layout.dtype == DType::kI8 && kv.layout.latent_dim == 0 &&
+                     arithmetic_.compute != ComputeMode::kExact;
+  const DType rounds = arithmetic_.compute == ComputeMode::kBf16      ? DType::kBF16
+                       : codes || arithmetic_.attention_in_cache_type ? kv.layout.dtype
+                                                                      : DType::kF32;
   for (const SequenceSpan& span : kv.sequences) {
     const SequenceCache cache(kv, span);
     for (int32_t r = 0; r < span.num_rows; ++r) {
@@ -193,9 +227,7 @@ void TolerantReference::Attention(Tensor q, const KvView& kv, float scale, Tenso
                                .scale = scale,
                                .slope = kv.slopes == nullptr ? 0 : kv.slopes[head],
                                .sink = kv.sinks == nullptr ? -INFINITY : kv.sinks[head],
-                               .rounds = arithmetic_.compute == ComputeMode::kBf16 ? DType::kBF16
-                                         : arithmetic_.attention_in_cache_type     ? kv.layout.dtype
-                                                                                   : DType::kF32,
+                               .rounds = rounds,
                                .sums_rounded = arithmetic_.compute != ComputeMode::kBf16});
         for (int64_t i = 0; i < value_dim; ++i) {
           errors[row * out.cols + head * value_dim + i] = error.Of(i);

@@ -77,6 +77,13 @@ TREADLE_SIMD void AddUnsigned() {
                :
                : "i"(kSums), "i"(kActivations), "i"(kCodes));
 }
+// Unsigned activations, signed codes.
+template <int kSums, int kActivations, int kCodes>
+TREADLE_SIMD void AddSignedCodes() {
+  asm volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0"
+               :
+               : "i"(kSums), "i"(kActivations), "i"(kCodes));
+}
 
 #ifdef __AVX512F__
 // Lanes of `low` before those of `high`, rounded to bf16.

@@ -16,6 +16,8 @@ constexpr int64_t kSerialWork = 1 << 15;
 constexpr int64_t kPiecesPerThread = 4;
 // Queries of an item that AMX leaves to vectors (measured on a Xeon with AMX, 2026-11-26).
 constexpr int64_t kFewQueries = 6;
+// Features of K whose products with a query are exact in 32 bits (KvLayout).
+constexpr int64_t kMaxCodeDim = 1024;
 // The cost of a block besides its queries (its conversion), in queries.
 constexpr int64_t kBlockOverhead = 4;
 
@@ -31,12 +33,17 @@ int64_t Cost(const AttentionArguments& a, int64_t block_begin, int64_t block_end
 }
 
 // Whether AMX's tiles are what attends: for few queries K and V are read where they lie.
-bool TilesPay(const AttentionArguments& a) { return a.bf16 && a.rows * a.group > kFewQueries; }
+bool TilesPay(const AttentionArguments& a) {
+  return (a.bf16 || a.codes) && a.rows * a.group > kFewQueries;
+}
 
 // One item per sequence, K/V head and tile of rows.
-void MakeItems(Tensor q, const KvView& kv, float scale, bool bf16, Tensor out,
+void MakeItems(Tensor q, const KvView& kv, float scale, ComputeMode compute, Tensor out,
                std::vector<AttentionItem>& items) {
   const KvLayout& layout = kv.layout;
+  const bool bf16 = compute == ComputeMode::kBf16;
+  const bool codes = layout.dtype == DType::kI8 && !bf16 && compute != ComputeMode::kExact &&
+                     layout.latent_dim == 0 && layout.head_dim <= kMaxCodeDim;
   const int64_t group = q.cols / layout.head_dim / layout.kv_heads;
   const int64_t item_rows = std::max<int64_t>(1, kItemQueries / group);
   const int64_t head_bytes = layout.PartBytes() / layout.kv_heads;
@@ -62,6 +69,7 @@ void MakeItems(Tensor q, const KvView& kv, float scale, bool bf16, Tensor out,
         a.block_end = (position + rows + kAttentionBlock - 1) / kAttentionBlock;
         a.scale = scale;
         a.bf16 = bf16;
+        a.codes = codes;
         a.dtype = layout.dtype;
         a.k = kv.pages + head * head_bytes;
         a.k_scales = kv.pages + layout.Parts() * layout.PartBytes() + head * head_scales;
@@ -89,7 +97,7 @@ void CpuOps::Attention(Tensor q, const KvView& kv, float scale, Tensor out) {
   TREADLE_CHECK(q.cols % (layout.head_dim * layout.kv_heads) == 0);
   TREADLE_CHECK(out.cols == q.cols / layout.head_dim * layout.ValueDim());
   State& s = *state_;
-  MakeItems(q, kv, scale, compute_ == ComputeMode::kBf16, out, s.items);
+  MakeItems(q, kv, scale, compute_, out, s.items);
   if (s.items.empty()) return;
   s.PlanAttention();
   s.RunAttention();
@@ -151,7 +159,9 @@ void CpuOps::State::RunAttention() {
     a.block_begin = piece.block_begin;
     a.block_end = piece.block_end;
     a.scratch = thread_scratch;
-    if (isa == CpuIsa::kAmx && TilesPay(a)) return avx512::AttendBlocksOnTiles(a);
+    if (isa == CpuIsa::kAmx && TilesPay(a)) {
+      return a.codes ? avx512::AttendCodesOnTiles(a) : avx512::AttendBf16OnTiles(a);
+    }
     kAttendBlocks[isa](a);
   };
   if (serial_attention) {

@@ -74,18 +74,18 @@ struct Scratch {
   float* v;        // [kBlock, padded_dim]
   float* q;        // [queries, head_dim], scaled
   float* weights;  // [kMaxQueries, kBlock]
+  float* q_steps;  // [queries], of codes
   Running tile;    // one block's results of one tile
   Running running;
-  float* tiles;  // TileFloats, for attention_tiles.cc
+  float* tiles;  // TileFloats, for attention_codes.h and AMX
 };
 
-constexpr int64_t PaddedChain(int64_t n) {
-  return (n + kChainTerms - 1) / kChainTerms * kChainTerms;
-}
-// Room for K, V, rows of q and softmax weights as bf16.
+constexpr int64_t kRowCodes = 64;  // bytes in a row of AMX's tiles
+constexpr int64_t PaddedCodes(int64_t n) { return (n + kRowCodes - 1) / kRowCodes * kRowCodes; }
+// Room for K, V, rows of q and softmax weights as bf16, or as codes of two digits with their sums.
 constexpr int64_t TileFloats(int64_t queries, int64_t head_dim) {
-  const int64_t pairs = kBlock * (PaddedChain(head_dim) + Padded(head_dim)) +
-                        Padded(queries) * PaddedChain(head_dim) + kMaxQueries * kBlock;
+  const int64_t pairs = kBlock * (PaddedCodes(head_dim) + Padded(head_dim)) +
+                        Padded(queries) * (PaddedCodes(head_dim) + 2) + 5 * kMaxQueries * kBlock;
   return pairs / 2;
 }
 
@@ -101,6 +101,7 @@ Scratch Carve(float* next, int64_t queries, int64_t head_dim) {
   s.v = take(padded_dim * kBlock);
   s.q = take(queries * head_dim);
   s.weights = take(kMaxQueries * kBlock);
+  s.q_steps = take(queries);
   s.tile = {take(kLanes), take(kLanes), take(kMaxQueries * padded_dim)};
   s.running = {take(queries), take(queries), take(queries * padded_dim)};
   s.tiles = take(TileFloats(queries, head_dim));
@@ -122,15 +123,17 @@ void ScaleQueries(const AttentionArguments& a, float* to) {
 template <typename T>
 Block<T> PagedBlock(const AttentionArguments& a, int64_t first_position, int64_t groups) {
   Block<T> block = {};
-  block.k_stride = a.page_size;
-  block.v_stride = a.value_dim;
+  constexpr int64_t kTogether = sizeof(T) == 1 ? 4 : 1;  // codes lie in fours
+  const int64_t stored_dim = (a.value_dim + kTogether - 1) / kTogether * kTogether;
+  block.k_stride = kTogether * a.page_size;
+  block.v_stride = kTogether * stored_dim;
   for (int64_t group = 0; group < groups; ++group) {
     const int64_t position = first_position + group * kLanes;
     const int64_t page = int64_t{a.pages[position / a.page_size]} * a.page_bytes;
     const int64_t slot = position % a.page_size;
-    block.k[group] = reinterpret_cast<const T*>(a.k + page) + slot;
+    block.k[group] = reinterpret_cast<const T*>(a.k + page) + kTogether * slot;
     if (a.v != nullptr) {
-      block.v[group] = reinterpret_cast<const T*>(a.v + page) + slot * a.value_dim;
+      block.v[group] = reinterpret_cast<const T*>(a.v + page) + slot * stored_dim;
     }
     if (a.dtype != DType::kI8) continue;
     block.k_scales[group] = reinterpret_cast<const uint16_t*>(a.k_scales + page) + slot;
@@ -156,26 +159,33 @@ void TransposeValues(const AttentionArguments& a, int64_t groups, const Scratch&
   }
 }
 
-// The same as float in scratch, features padded to whole vectors.
+// The same as float in scratch, features padded to whole vectors. Reads past a row of codes stay
+// within the page, whose scales follow.
 template <typename T>
 Block<float> Convert(const Block<T>& from, const AttentionArguments& a, const Scratch& scratch,
                      int64_t seen) {
+  constexpr int64_t kTogether = sizeof(T) == 1 ? 4 : 1;
+  const auto load = [](const T* p, [[maybe_unused]] int64_t row, [[maybe_unused]] int64_t lanes) {
+    if constexpr (kTogether == 4) return LoadOfFours(p, static_cast<int>(row % 4));
+    if constexpr (kTogether == 1) return LoadLanes(p, lanes);
+  };
   const int64_t padded_dim = Padded(a.value_dim);
   const int64_t groups = (seen + kLanes - 1) / kLanes;
   for (int64_t d = 0; d < a.head_dim; ++d) {
+    const int64_t row = d / kTogether * from.k_stride;
     for (int64_t group = 0; group < groups; ++group) {
-      Store(scratch.k + d * kBlock + group * kLanes, Load(from.k[group] + d * from.k_stride));
-      if (from.next != nullptr) Prefetch<1>(from.next->k[group] + d * from.k_stride);
+      Store(scratch.k + d * kBlock + group * kLanes, load(from.k[group] + row, d, kLanes));
+      if (from.next != nullptr) Prefetch<1>(from.next->k[group] + row);
     }
   }
   if (a.v == nullptr) TransposeValues(a, groups, scratch);
   for (int64_t position = 0; a.v != nullptr && position < seen; ++position) {
     const int64_t group = position / kLanes;
-    const int64_t row = position % kLanes * from.v_stride;
+    const int64_t row = position % kLanes / kTogether * from.v_stride;
     const T* v = from.v[group] + row;
     ForEachVec(a.value_dim, [&](int64_t i, int64_t lanes) {
-      Store(scratch.v + position * padded_dim + i, LoadLanes(v + i, lanes));
-      if (from.next != nullptr) Prefetch<1>(from.next->v[group] + row + i);
+      Store(scratch.v + position * padded_dim + i, load(v + kTogether * i, position, lanes));
+      if (from.next != nullptr) Prefetch<1>(from.next->v[group] + row + kTogether * i);
     });
   }
   Block<float> block = {};
@@ -213,9 +223,9 @@ float* PartialOf(const AttentionArguments& a, int64_t index) {
   return a.partials + (index - a.block_begin) * a.rows * a.group * (2 + Padded(a.value_dim));
 }
 
-// All tiles of the item against one block.
-template <typename T>
-void ItemBlock(const AttentionArguments& a, const Scratch& scratch, const Block<T>& block,
+// All tiles of the item against one block, which is a Block or a CodeBlock (attention_codes.h).
+template <typename AnyBlock>
+void ItemBlock(const AttentionArguments& a, const Scratch& scratch, const AnyBlock& block,
                int64_t index) {
   const int64_t queries = a.rows * a.group;
   const int64_t padded_dim = Padded(a.value_dim);
@@ -225,6 +235,7 @@ void ItemBlock(const AttentionArguments& a, const Scratch& scratch, const Block<
     if (!SetSeen(a, first, index, kTile, tile)) continue;
     tile.sloped = a.slopes != nullptr;
     tile.bf16 = a.bf16;
+    tile.first = first;
     tile.q = scratch.q + first * a.head_dim;
     tile.head_dim = a.head_dim;
     tile.padded_dim = padded_dim;
@@ -242,6 +253,40 @@ void ItemBlock(const AttentionArguments& a, const Scratch& scratch, const Block<
   }
 }
 
+// The same by sixteen queries: products(tile) sets max, sum and vector of whole tiles of AMX.
+template <typename Products>
+void ItemOnTiles(const AttentionArguments& a, const Scratch& scratch, int64_t index,
+                 Products products) {
+  const int64_t queries = a.rows * a.group;
+  const int64_t padded_dim = Padded(a.value_dim);
+  float* partial = a.partials == nullptr ? nullptr : PartialOf(a, index);
+  for (int64_t first = 0; first < queries; first += kMaxQueries) {
+    Tile tile;
+    if (!SetSeen(a, first, index, kMaxQueries, tile)) continue;
+    tile.first = first;
+    tile.sloped = a.slopes != nullptr;
+    tile.head_dim = a.head_dim;
+    tile.padded_dim = padded_dim;
+    tile.weights = scratch.weights;
+    tile.max = scratch.tile.max;
+    tile.sum = scratch.tile.sum;
+    tile.vector = scratch.tile.vector;
+    products(tile);
+    if (partial == nullptr) {
+      const Running to = {scratch.running.max + first, scratch.running.sum + first,
+                          scratch.running.vector + first * padded_dim};
+      Combine(to, tile.max, tile.sum, tile.vector, tile.limit, tile.queries, padded_dim);
+    } else {
+      const auto copy = [&](float* to, const float* from, int64_t floats) {
+        __builtin_memcpy(to, from, static_cast<size_t>(floats) * sizeof(float));
+      };
+      copy(partial + first, tile.max, tile.queries);
+      copy(partial + queries + first, tile.sum, tile.queries);
+      copy(partial + 2 * queries + first * padded_dim, tile.vector, tile.queries * padded_dim);
+    }
+  }
+}
+
 // Calls body(block, its index, positions of it that the item sees) for the item's range of blocks.
 template <typename T, typename Body>
 void ForEachBlock(const AttentionArguments& a, Body body) {
@@ -250,17 +295,18 @@ void ForEachBlock(const AttentionArguments& a, Body body) {
     seen = end < kBlock ? end : kBlock;
     return PagedBlock<T>(a, index * kBlock, (seen + kLanes - 1) / kLanes);
   };
-  int64_t seen, next_seen = 0;
-  Block<T> next = block_at(a.block_begin, seen);
+  int64_t seen[2];
+  Block<T> blocks[2];  // by turns
+  const auto take = [&](int64_t index) { blocks[index % 2] = block_at(index, seen[index % 2]); };
+  take(a.block_begin);
   for (int64_t index = a.block_begin; index < a.block_end; ++index) {
-    Block<T> block = next;
+    Block<T>& block = blocks[index % 2];
     if (index + 1 < a.block_end) {
-      next = block_at(index + 1, next_seen);
+      take(index + 1);
       // Whole blocks only: all their places have an address.
-      if (next_seen == kBlock) block.next = &next;
+      if (seen[(index + 1) % 2] == kBlock) block.next = &blocks[(index + 1) % 2];
     }
-    body(block, index, seen);
-    seen = next_seen;
+    body(block, index, seen[index % 2]);
   }
 }
 

@@ -12,13 +12,14 @@
 // times V's scale) are rounded, K and V were when they were stored, and codes are as they are.
 #include "kernels/cpu/ops/attention_kernels.h"
 
+#include "kernels/cpu/ops/attention_codes.h"
 #include "kernels/cpu/ops/attention_item.h"
 
 namespace treadle::TREADLE_ISA {
 namespace {
 
-// From this many queries on, a block of fp16 or codes is converted to float once instead of per
-// tile.
+// From this many queries on, a block of fp16 is converted to float once instead of per tile. One of
+// codes always is.
 constexpr int64_t kConvertQueries = 5;
 
 }  // namespace
@@ -27,15 +28,25 @@ void AttendBlocks(const AttentionArguments& a) {
   const Scratch scratch = Carve(a.scratch, a.rows * a.group, a.head_dim);
   ScaleQueries(a, scratch.q);
   if (a.partials == nullptr) Clear(a, scratch.running);
+  if (a.codes) {
+    CodeBlock codes = CarveCodes(a, scratch);
+    SetQueries(a, scratch, codes);
+    ForEachBlock<int8_t>(a, [&](const Block<int8_t>& block, int64_t index, int64_t seen) {
+      codes.block = &block;
+      SetScales(block, seen, codes.scales);
+      ItemBlock(a, scratch, codes, index);
+    });
+    if (a.partials == nullptr) Finish(a, scratch.running);
+    return;
+  }
   WithCacheType(a.dtype, [&]<typename T>() {
     const bool convert = a.head_dim % kLanes != 0 || a.v == nullptr ||
                          (sizeof(T) != sizeof(float) && a.rows * a.group >= kConvertQueries);
     ForEachBlock<T>(a, [&](const Block<T>& block, int64_t index, int64_t seen) {
-      if (convert) {
-        ItemBlock(a, scratch, Convert(block, a, scratch, seen), index);
-      } else {
-        ItemBlock(a, scratch, block, index);
+      if constexpr (sizeof(T) > 1) {
+        if (!convert) return ItemBlock(a, scratch, block, index);
       }
+      ItemBlock(a, scratch, Convert(block, a, scratch, seen), index);
     });
   });
   if (a.partials == nullptr) Finish(a, scratch.running);
@@ -45,7 +56,7 @@ int64_t AttentionScratchFloats(int64_t queries, int64_t head_dim) {
   const int64_t padded_dim = Padded(head_dim);
   const int64_t shared = Padded(head_dim * kBlock) + padded_dim * kBlock + kMaxQueries * kBlock;
   const int64_t tile = 2 * kLanes + kMaxQueries * padded_dim;
-  const int64_t item = Padded(queries * head_dim) + 2 * Padded(queries) + queries * padded_dim;
+  const int64_t item = Padded(queries * head_dim) + 3 * Padded(queries) + queries * padded_dim;
   return shared + tile + item + Padded(TileFloats(queries, head_dim));
 }
 

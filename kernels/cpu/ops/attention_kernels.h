@@ -24,6 +24,7 @@ struct AttentionArguments {
   int64_t block_end;
   float scale;
   bool bf16;                  // ComputeMode::kBf16
+  bool codes;                 // products of codes, of kI8 (KvLayout)
   DType dtype;                // of the cache: kF16, kF32 or kI8
   const std::byte* k;         // this K/V head in page 0: [head_dim, page_size]
   const std::byte* v;         // [page_size, value_dim]; null: the last value_dim features of K
@@ -41,10 +42,11 @@ struct AttentionArguments {
 };
 
 TREADLE_ISA_KERNEL(AttendBlocks, void(const AttentionArguments&));
-// The same on AMX, for bf16 alone.
+// The same on AMX, for bf16 and for codes.
 namespace avx512 {
-void AttendBlocksOnTiles(const AttentionArguments& a);
-}
+void AttendBf16OnTiles(const AttentionArguments& a);
+void AttendCodesOnTiles(const AttentionArguments& a);
+}  // namespace avx512
 // Combines `partials` of the blocks [block_begin, block_end), ascending, into `out`.
 TREADLE_ISA_KERNEL(CombineAttention, void(const AttentionArguments&));
 // For rows * group queries.

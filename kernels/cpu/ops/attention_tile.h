@@ -19,7 +19,8 @@ inline constexpr int kMaxQueries = 16;  // in a tile of any kind
 constexpr int64_t Padded(int64_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
 
 // Where a block's K and V lie: one pointer per 16 positions (they share a page). Of codes, T is
-// int8_t, or float once they are converted, and positions have scales.
+// int8_t, or float once they are converted, and positions have scales; as codes they lie in fours,
+// of which rows are k_stride and v_stride apart (KvLayout).
 template <typename T>
 struct Block {
   const T* k[kGroups];  // [head_dim, 16], rows k_stride apart
@@ -44,6 +45,7 @@ TREADLE_SIMD void Prefetch(const T* p) {
 // Some queries against one block. Every pointer below is to this tile's part.
 struct Tile {
   int queries;
+  int64_t first;   // of the item's queries
   const float* q;  // [queries, head_dim], scaled
   // Positions [from, limit) of the block are what each query sees; limit <= 0: none. Neither ever
   // falls from one query to the next.

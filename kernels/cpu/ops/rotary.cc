@@ -19,10 +19,12 @@ struct RotateStoreArguments {
   DType dtype;        // of the cache: kF16, kF32 or kI8
   bool bf16;          // ComputeMode::kBf16: a cache of floats holds bf16 numbers
   void* k_slot;       // element [0, 0, slot] of the page's K part [kv_heads, head_dim, page_size]
-  void* v_slot;       // element [0, slot, 0] of its V part [kv_heads, page_size, head_dim]
+  void* v_slot;       // element [0, slot, 0] of its V part [kv_heads, page_size, head_dim]; of kI8
+                      // both in fours (KvLayout)
   uint16_t* k_scale;  // of kI8: [0, slot] of the scales of K [kv_heads, page_size]
   uint16_t* v_scale;
   int64_t page_size;
+  int64_t head_stride;  // elements of a part
 };
 TREADLE_ISA_KERNEL(RotateStore, void(const RotateStoreArguments&));
 
@@ -88,7 +90,6 @@ void StoreSlot(const RotateStoreArguments& a) {
   constexpr bool kCodes = sizeof(T) == 1;
   T* k_slot = static_cast<T*>(a.k_slot);
   T* v_slot = static_cast<T*>(a.v_slot);
-  const int64_t head_stride = a.head_dim * a.page_size;
   const bool values = a.v != nullptr;
   for (int64_t head = 0; head < a.kv_heads; ++head) {
     const float* k = a.k + head * a.head_dim;
@@ -109,10 +110,20 @@ void StoreSlot(const RotateStoreArguments& a) {
     ForEachVec(a.head_dim, [&](int64_t i, int64_t lanes) {
       T column[kLanes];
       Store(column, rounded(LoadLanes(k + i, lanes), k_row));
-      T* to = k_slot + head * head_stride + i * a.page_size;
-      for (int64_t lane = 0; lane < lanes; ++lane) to[lane * a.page_size] = column[lane];
+      T* to = k_slot + head * a.head_stride + i * a.page_size;
+      constexpr int64_t kTogether = kCodes ? 4 : 1;  // behind the last feature, zeros
+      for (int64_t lane = 0; lane < lanes; lane += kTogether) {
+        __builtin_memcpy(to + lane * a.page_size, column + lane, kTogether * sizeof(T));
+      }
       if (!values) return;
-      StoreLanes(v_slot + head * head_stride + i, rounded(LoadLanes(v + i, lanes), v_row), lanes);
+      const Vec value = rounded(LoadLanes(v + i, lanes), v_row);
+      T* const v_to = v_slot + head * a.head_stride;
+      if constexpr (kCodes) {
+        Store(column, value);
+        for (int64_t lane = 0; lane < lanes; ++lane) v_to[4 * (i + lane)] = column[lane];
+      } else {
+        StoreLanes(v_to + i, value, lanes);
+      }
     });
   }
 }
@@ -162,6 +173,7 @@ void CpuOps::RotateAndStoreKv(Tensor q, Tensor k, Tensor v, const RotaryTable* r
     a.dtype = layout.dtype;
     a.bf16 = compute_ == ComputeMode::kBf16;
     a.page_size = layout.page_size;
+    a.head_stride = layout.PartElements() / layout.kv_heads;
     for (const SequenceSpan& span : kv.sequences) {
       const int64_t first = std::max<int64_t>(begin, span.first_row);
       const int64_t last = std::min<int64_t>(end, span.first_row + span.num_rows);
@@ -175,11 +187,11 @@ void CpuOps::RotateAndStoreKv(Tensor q, Tensor k, Tensor v, const RotaryTable* r
           a.cos = rotary->cos + position * rotary->half_dim;
           a.sin = rotary->sin + position * rotary->half_dim;
         }
-        a.k_slot = page + slot * element;
+        a.k_slot = page + layout.KeyElement(0, slot, 0) * element;
         a.k_scale = reinterpret_cast<uint16_t*>(page + layout.Parts() * layout.PartBytes()) + slot;
         if (values) {
           a.v = v.Row<float>(row);
-          a.v_slot = page + (layout.PartElements() + slot * head_dim) * element;
+          a.v_slot = page + layout.ValueElement(0, slot, 0) * element;
           a.v_scale = a.k_scale + layout.PartScales();
         }
         kRotateStore[isa_](a);

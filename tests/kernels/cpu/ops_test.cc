@@ -56,19 +56,29 @@ TEST_P(CpuOpsTest, BitsDependOnTheRowAlone) {
 }
 
 // The best instruction set, AMX's tiles where there are any, and the least.
-TEST(CpuBf16Test, AttentionIsTheReferencesOnTilesAndWithout) {
+void ExpectAttentionOnTilesAndWithout(ComputeMode mode, bool (*matters)(const OpCase& c)) {
   const std::vector<CpuIsa> isas = SupportedIsas();
-  const auto first = MakeCpuBackend({isas.front(), ComputeMode::kBf16}, 1);
-  const auto last = MakeCpuBackend({isas.back(), ComputeMode::kBf16}, 3);
+  const auto first = MakeCpuBackend({isas.front(), mode}, 1);
+  const auto last = MakeCpuBackend({isas.back(), mode}, 3);
   for (OpCase c : OpCases()) {
-    if (c.slow || (c.op != Op::kAttention && c.op != Op::kRotateAndStoreKv)) continue;
-    if (c.kv.page_size == 64 || c.heads == 8) continue;  // enough is enough
-    c.bf16 = true;
+    if (c.slow || !matters(c)) continue;
+    c.bf16 = mode == ComputeMode::kBf16;
     for (const absl::Status& status :
-         {MatchesReference(c, *last, ComputeMode::kBf16), BatchInvariance(c, *last, first.get())}) {
+         {MatchesReference(c, *last, mode), BatchInvariance(c, *last, first.get())}) {
       EXPECT_TRUE(status.ok()) << status.message();
     }
   }
+}
+TEST(CpuBf16Test, AttentionIsTheReferencesOnTilesAndWithout) {
+  ExpectAttentionOnTilesAndWithout(ComputeMode::kBf16, [](const OpCase& c) {
+    const bool enough = c.kv.page_size == 64 || c.heads == 8;
+    return !enough && (c.op == Op::kAttention || c.op == Op::kRotateAndStoreKv);
+  });
+}
+TEST(CpuCodesTest, AttentionIsTheReferencesOnTilesAndWithout) {
+  ExpectAttentionOnTilesAndWithout(ComputeMode::kInt12, [](const OpCase& c) {
+    return c.op == Op::kAttention && c.kv.dtype == DType::kI8;
+  });
 }
 
 // An op without any case is among them, and fails.

@@ -15,6 +15,10 @@ namespace {
 constexpr int kRowTile = 4, kPairTile = 5;
 constexpr int64_t kPairs = kLanes * 2;  // bf16 of a register's row
 
+constexpr int64_t PaddedChain(int64_t n) {
+  return (n + kChainTerms - 1) / kChainTerms * kChainTerms;
+}
+
 // The item's part of Scratch::tiles.
 struct TileScratch {
   uint16_t* k;  // [padded chain / 2, kBlock, 2]
@@ -175,14 +179,15 @@ TREADLE_SIMD void StoreTiles(float* out, int64_t row_bytes, int64_t sums) {
   if (sums > 3) StoreTile<3>(out + 3 * kLanes, row_bytes);
 }
 
-// max, sum and vector of one block for the tile's queries, whose first is the item's `first`.
+// max, sum and vector of one block for the tile's queries.
 template <typename T>
-void TileProducts(const Tile& tile, const Block<T>& block, int64_t first, const TileScratch& s) {
+void TileProducts(const Tile& tile, const Block<T>& block, const TileScratch& s) {
   const int64_t groups = (tile.limit[tile.queries - 1] + kLanes - 1) / kLanes;
   constexpr int64_t kFloat = sizeof(float), kHalf = sizeof(uint16_t);
   ZeroTiles();
   for (int64_t d = 0; d < s.chain; d += kChainTerms) {
-    AddTiles(s.q + first * s.chain + d, kHalf * s.chain, s.k + d * kBlock, kFloat * kBlock, groups);
+    AddTiles(s.q + tile.first * s.chain + d, kHalf * s.chain, s.k + d * kBlock, kFloat * kBlock,
+             groups);
   }
   StoreTiles(tile.weights, kFloat * kBlock, groups);
   const bool codes = block.k_scales[0] != nullptr;
@@ -202,40 +207,9 @@ void TileProducts(const Tile& tile, const Block<T>& block, int64_t first, const 
   }
 }
 
-template <typename T>
-void TilesOfItem(const AttentionArguments& a, const Scratch& scratch, const Block<T>& block,
-                 int64_t index, const TileScratch& s) {
-  const int64_t queries = a.rows * a.group;
-  float* partial = a.partials == nullptr ? nullptr : PartialOf(a, index);
-  for (int64_t first = 0; first < queries; first += kMaxQueries) {
-    Tile tile;
-    if (!SetSeen(a, first, index, kMaxQueries, tile)) continue;
-    tile.sloped = a.slopes != nullptr;
-    tile.head_dim = a.head_dim;
-    tile.padded_dim = s.padded_dim;
-    tile.weights = scratch.weights;
-    tile.max = scratch.tile.max;
-    tile.sum = scratch.tile.sum;
-    tile.vector = scratch.tile.vector;
-    TileProducts(tile, block, first, s);
-    if (partial == nullptr) {
-      const Running to = {scratch.running.max + first, scratch.running.sum + first,
-                          scratch.running.vector + first * s.padded_dim};
-      Combine(to, tile.max, tile.sum, tile.vector, tile.limit, tile.queries, s.padded_dim);
-    } else {
-      const auto copy = [&](float* to, const float* from, int64_t floats) {
-        std::memcpy(to, from, static_cast<size_t>(floats) * sizeof(float));
-      };
-      copy(partial + first, tile.max, tile.queries);
-      copy(partial + queries + first, tile.sum, tile.queries);
-      copy(partial + 2 * queries + first * s.padded_dim, tile.vector, tile.queries * s.padded_dim);
-    }
-  }
-}
-
 }  // namespace
 
-void AttendBlocksOnTiles(const AttentionArguments& a) {
+void AttendBf16OnTiles(const AttentionArguments& a) {
   const Scratch scratch = Carve(a.scratch, a.rows * a.group, a.head_dim);
   const TileScratch s = CarveTiles(a, scratch);
   TileShapes shapes;
@@ -249,16 +223,15 @@ void AttendBlocksOnTiles(const AttentionArguments& a) {
       const auto attend = [&](const auto& rounded) {
         RoundKeys(a, rounded, (seen + kLanes - 1) / kLanes, s);
         if (RoundValues(a, rounded, seen, s)) {
-          TilesOfItem(a, scratch, rounded, index, s);
+          ItemOnTiles(a, scratch, index, [&](const Tile& tile) { TileProducts(tile, rounded, s); });
         } else {
           ItemBlock(a, scratch, Convert(block, a, scratch, seen), index);
         }
       };
-      if (a.v == nullptr) {
-        attend(Convert(block, a, scratch, seen));
-      } else {
-        attend(block);
+      if constexpr (sizeof(T) > 1) {
+        if (a.v != nullptr) return attend(block);
       }
+      attend(Convert(block, a, scratch, seen));
     });
   });
   if (a.partials == nullptr) Finish(a, scratch.running);
