@@ -112,7 +112,7 @@ void TileProducts(const Tile& tile, const CodeBlock& s, const TileBlocks& t) {
     }
   }
   Softmax(tile, groups);
-  float steps[kLanes];
+  float steps[kMaxQueries];
   SetWeights(tile, groups, s, steps);
   for (int64_t feature = 0; feature < tile.padded_dim; feature += kBlock) {
     const int64_t left = tile.padded_dim - feature, lanes = left < kBlock ? left : kBlock;
@@ -140,7 +140,7 @@ void AttendCodesOnTiles(const AttentionArguments& a) {
   for (int tile = 0; tile <= kFoursTile + 1; ++tile) shapes.Set(tile, kMaxQueries, kTileLine);
   const ScopedTiles tiles(shapes);
   ScaleQueries(a, scratch.q);
-  SetQueries(a, scratch, s);
+  SetQueries</*kSums=*/false>(a, scratch, s);
   if (a.partials == nullptr) Clear(a, scratch.running);
   ForEachBlock<int8_t>(a, [&](const Block<int8_t>& block, int64_t index, int64_t seen) {
     const int64_t groups = (seen + kLanes - 1) / kLanes;

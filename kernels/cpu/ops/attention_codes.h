@@ -17,12 +17,11 @@ inline constexpr float kWeightSteps = 32767;     // 64 times 127 times this is b
 
 // A step and its inverse for codes of up to `steps`; 0 if the largest is below 2^-100.
 struct Steps {
-  Vec step, inverse;
+  float step, inverse;
 };
-TREADLE_SIMD Steps StepsOf(Vec largest, float steps) {
-  const Mask none = Less(largest, Broadcast(0x1p-100f));
-  const Vec most = Broadcast(steps);
-  return {Select(none, Zero(), Div(largest, most)), Select(none, Zero(), Div(most, largest))};
+TREADLE_SIMD Steps StepsOf(float largest, float steps) {
+  if (largest < 0x1p-100f) return {0.0f, 0.0f};
+  return {largest / steps, steps / largest};
 }
 
 // The scales of a block's positions.
@@ -57,7 +56,7 @@ TREADLE_SIMD void StoreScores(const Tile& tile, int query, int64_t group, Vec su
   Store(tile.weights + query * kBlock + group * kLanes, Mul(by_position, Broadcast(q_step)));
 }
 
-// The queries' steps, and body(query, i, lanes, codes before they are rounded) for all features.
+// The queries' steps, and body(query, i, codes before they are rounded) for all features.
 template <typename Body>
 TREADLE_SIMD void QuantizeQueries(const AttentionArguments& a, const Scratch& scratch, Body body) {
   for (int64_t query = 0; query < a.rows * a.group; ++query) {
@@ -68,20 +67,19 @@ TREADLE_SIMD void QuantizeQueries(const AttentionArguments& a, const Scratch& sc
       largest = Max(largest, Max(x, Sub(Zero(), x)));
       spoiled = Fma(x, Zero(), spoiled);  // 0, or NaN
     });
-    const Steps steps =
-        StepsOf(Add(Broadcast(MaxLane(largest)), Broadcast(Sum(spoiled))), kQuerySteps);
-    StoreFirst(scratch.q_steps + query, steps.step, 1);
+    const Steps by = StepsOf(MaxLane(largest), kQuerySteps);
+    scratch.q_steps[query] = by.step + Sum(spoiled);
     ForEachVec(a.head_dim, [&](int64_t i, int64_t lanes) {
-      body(query, i, Mul(LoadLanes(q + i, lanes), steps.inverse));
+      body(query, i, Mul(LoadLanes(q + i, lanes), Broadcast(by.inverse)));
     });
   }
 }
 
-// p times V's scales: their steps, and body(query, group, codes before they are rounded).
+// p times V's scales: their steps, and body(query, codes(group) before they are rounded).
 template <typename Body>
 TREADLE_SIMD void QuantizeWeights(const Tile& tile, int64_t groups, const PositionScales& scales,
-                                  float (&steps)[kLanes], Body body) {
-  float inverses[kLanes] = {}, largest[kLanes] = {};
+                                  float* steps, Body body) {
+  float inverses[kMaxQueries];
   for (int query = 0; query < tile.queries; ++query) {
     float* const p = tile.weights + query * kBlock;
     Vec most = Zero();
@@ -90,15 +88,14 @@ TREADLE_SIMD void QuantizeWeights(const Tile& tile, int64_t groups, const Positi
       Store(p + group * kLanes, weight);
       most = Max(most, weight);
     }
-    largest[query] = MaxLane(most);
-  }
-  const Steps by = StepsOf(Load(largest), kWeightSteps);
-  Store(steps, by.step);
-  Store(inverses, by.inverse);
-  for (int query = 0; query < tile.queries; ++query) {
+    const Steps by = StepsOf(MaxLane(most), kWeightSteps);
+    inverses[query] = by.inverse;
+    steps[query] = by.step;
     if (scales.not_numbers != 0 && SeesNotNumbers(tile, query, scales)) {
       steps[query] = __builtin_nanf("");
     }
+  }
+  for (int query = 0; query < tile.queries; ++query) {
     const Vec inverse = Broadcast(inverses[query]);
     body(query, [&](int64_t group) {
       return Mul(Load(tile.weights + query * kBlock + group * kLanes), inverse);
@@ -137,7 +134,8 @@ constexpr int CodeVecs(int queries) { return queries <= 3 ? 4 : 2; }
 
 TREADLE_SIMD __m512i RoundedCodes(Vec x) { return _mm512_cvtps_epi32(x.v); }
 
-// Row of factors: all high digits, then all low ones.
+// Row of factors: all high digits, then all low ones. kSums: with CodeBlock::q_sums.
+template <bool kSums>
 void SetQueries(const AttentionArguments& a, const Scratch& scratch, const CodeBlock& s) {
   const auto store = [](uint8_t* to, __m512i bytes) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(bytes));
@@ -156,7 +154,7 @@ void SetQueries(const AttentionArguments& a, const Scratch& scratch, const CodeB
     uint8_t* const to = s.q + query * 2 * s.chain + i;
     store(to, high);
     store(to + s.chain, _mm512_sub_epi32(codes, _mm512_slli_epi32(high, 7)));
-    s.q_sums[query] += _mm512_reduce_add_epi32(codes);
+    if (kSums) s.q_sums[query] += _mm512_reduce_add_epi32(codes);
   });
 }
 
@@ -164,7 +162,7 @@ void SetQueries(const AttentionArguments& a, const Scratch& scratch, const CodeB
 // them.
 constexpr int64_t WeightFour(int64_t group, int64_t i) { return 4 * i + group; }
 
-void SetWeights(const Tile& tile, int64_t groups, const CodeBlock& s, float (&steps)[kLanes]) {
+void SetWeights(const Tile& tile, int64_t groups, const CodeBlock& s, float* steps) {
   QuantizeWeights(tile, groups, s.scales, steps, [&](int query, auto exact) {
     const auto codes = [&](int64_t group) {
       return group < groups ? RoundedCodes(exact(group)) : _mm512_setzero_si512();
@@ -231,6 +229,7 @@ TREADLE_SIMD __m256i RoundedWords(Vec x) {
   return _mm256_permute4x64_epi64(words, 0xd8);
 }
 
+template <bool>
 void SetQueries(const AttentionArguments& a, const Scratch& scratch, const CodeBlock& s) {
   QuantizeQueries(a, scratch, [&](int64_t query, int64_t i, Vec exact) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(s.q + 2 * (query * s.chain + i)),
@@ -240,7 +239,7 @@ void SetQueries(const AttentionArguments& a, const Scratch& scratch, const CodeB
 
 constexpr int64_t WeightFour(int64_t group, int64_t i) { return 4 * group + i; }
 
-void SetWeights(const Tile& tile, int64_t groups, const CodeBlock& s, float (&steps)[kLanes]) {
+void SetWeights(const Tile& tile, int64_t groups, const CodeBlock& s, float* steps) {
   QuantizeWeights(tile, groups, s.scales, steps, [&](int query, auto exact) {
     for (int64_t group = 0; group < groups; ++group) {
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(s.p + 2 * (query * kBlock + group * kLanes)),
@@ -391,7 +390,7 @@ void TileBlock(const Tile& tile, const CodeBlock& s) {
   ForCodeQueries(tile,
                  [&]<int kQueries>(int query) { ScoreCodes<kQueries>(tile, s, query, groups); });
   Softmax(tile, groups);
-  float steps[kLanes];
+  float steps[kMaxQueries];
   SetWeights(tile, groups, s, steps);
   ForCodeQueries(tile, [&]<int kQueries>(int query) {
     AccumulateCodes<kQueries>(tile, s, query, groups, steps);

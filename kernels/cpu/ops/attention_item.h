@@ -84,8 +84,9 @@ constexpr int64_t kRowCodes = 64;  // bytes in a row of AMX's tiles
 constexpr int64_t PaddedCodes(int64_t n) { return (n + kRowCodes - 1) / kRowCodes * kRowCodes; }
 // Room for K, V, rows of q and softmax weights as bf16, or as codes of two digits with their sums.
 constexpr int64_t TileFloats(int64_t queries, int64_t head_dim) {
-  const int64_t pairs = kBlock * (PaddedCodes(head_dim) + Padded(head_dim)) +
-                        Padded(queries) * (PaddedCodes(head_dim) + 2) + 5 * kMaxQueries * kBlock;
+  const int64_t chain = PaddedCodes(head_dim);
+  const int64_t pairs = kBlock * (chain + Padded(head_dim)) + Padded(queries) * (chain + 2) +
+                        5 * kMaxQueries * kBlock;
   return pairs / 2;
 }
 
@@ -119,10 +120,11 @@ void ScaleQueries(const AttentionArguments& a, float* to) {
   }
 }
 
-// The block as it lies in its pages.
+// Sets the block as it lies in its pages.
 template <typename T>
-Block<T> PagedBlock(const AttentionArguments& a, int64_t first_position, int64_t groups) {
-  Block<T> block = {};
+void SetPaged(const AttentionArguments& a, int64_t first_position, int64_t groups,
+              Block<T>& block) {
+  block.next = nullptr;
   constexpr int64_t kTogether = sizeof(T) == 1 ? 4 : 1;  // codes lie in fours
   const int64_t stored_dim = (a.value_dim + kTogether - 1) / kTogether * kTogether;
   block.k_stride = kTogether * a.page_size;
@@ -135,11 +137,11 @@ Block<T> PagedBlock(const AttentionArguments& a, int64_t first_position, int64_t
     if (a.v != nullptr) {
       block.v[group] = reinterpret_cast<const T*>(a.v + page) + slot * stored_dim;
     }
+    block.k_scales[group] = block.v_scales[group] = nullptr;
     if (a.dtype != DType::kI8) continue;
     block.k_scales[group] = reinterpret_cast<const uint16_t*>(a.k_scales + page) + slot;
     block.v_scales[group] = reinterpret_cast<const uint16_t*>(a.v_scales + page) + slot;
   }
-  return block;
 }
 
 // V of a block as float: the last rows of K, [value_dim, kBlock], for `groups` of positions.
@@ -204,15 +206,19 @@ Block<float> Convert(const Block<T>& from, const AttentionArguments& a, const Sc
 // block: those that see something, and those before them. Returns whether there are any.
 bool SetSeen(const AttentionArguments& a, int64_t first, int64_t index, int most, Tile& tile) {
   const int64_t left = a.rows * a.group - first;
+  int64_t row = first / a.group, head = first % a.group;
   int seeing = 0;
   for (int query = 0; query < most && query < left; ++query) {
-    const int64_t limit = a.first_position + (first + query) / a.group + 1 - index * kBlock;
+    const int64_t limit = a.first_position + row + 1 - index * kBlock;
     const int64_t from = a.window > 0 && limit > a.window ? limit - a.window : 0;
     tile.limit[query] = limit < kBlock ? limit : kBlock;
     tile.from[query] = from;
-    tile.distance[query] = static_cast<float>(limit - 1);
-    if (a.slopes != nullptr) tile.slope[query] = a.slopes[(first + query) % a.group];
+    if (a.slopes != nullptr) {
+      tile.distance[query] = static_cast<float>(limit - 1);
+      tile.slope[query] = a.slopes[head];
+    }
     if (from < kBlock) seeing = query + 1;
+    if (++head == a.group) ++row, head = 0;
   }
   tile.queries = seeing;
   return seeing > 0 && tile.limit[seeing - 1] > 0;
@@ -290,14 +296,14 @@ void ItemOnTiles(const AttentionArguments& a, const Scratch& scratch, int64_t in
 // Calls body(block, its index, positions of it that the item sees) for the item's range of blocks.
 template <typename T, typename Body>
 void ForEachBlock(const AttentionArguments& a, Body body) {
-  const auto block_at = [&](int64_t index, int64_t& seen) {
-    const int64_t end = a.first_position + a.rows - index * kBlock;
-    seen = end < kBlock ? end : kBlock;
-    return PagedBlock<T>(a, index * kBlock, (seen + kLanes - 1) / kLanes);
-  };
   int64_t seen[2];
   Block<T> blocks[2];  // by turns
-  const auto take = [&](int64_t index) { blocks[index % 2] = block_at(index, seen[index % 2]); };
+  const auto take = [&](int64_t index) {
+    const int64_t end = a.first_position + a.rows - index * kBlock;
+    const int64_t sees = end < kBlock ? end : kBlock;
+    seen[index % 2] = sees;
+    SetPaged(a, index * kBlock, (sees + kLanes - 1) / kLanes, blocks[index % 2]);
+  };
   take(a.block_begin);
   for (int64_t index = a.block_begin; index < a.block_end; ++index) {
     Block<T>& block = blocks[index % 2];

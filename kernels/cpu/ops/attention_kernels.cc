@@ -30,7 +30,7 @@ void AttendBlocks(const AttentionArguments& a) {
   if (a.partials == nullptr) Clear(a, scratch.running);
   if (a.codes) {
     CodeBlock codes = CarveCodes(a, scratch);
-    SetQueries(a, scratch, codes);
+    SetQueries</*kSums=*/true>(a, scratch, codes);
     ForEachBlock<int8_t>(a, [&](const Block<int8_t>& block, int64_t index, int64_t seen) {
       codes.block = &block;
       SetScales(block, seen, codes.scales);
