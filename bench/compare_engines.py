@@ -2,11 +2,12 @@
 """Compares engines without their servers: prompts and decoding of Treadle, llama.cpp and OpenVINO GenAI, in turns.
 
 usage: bench/compare_engines.py MODEL.gguf [--batches 1,8,32] [--prompt N] [--new N] [--rounds N] [--threads N]
-                                [--compute auto,int8,...] [--llama llama-batched-bench] [--openvino-python PYTHON]
+                                [--compute auto,int8,auto/int8,...] [--llama llama-batched-bench] [--openvino-python PYTHON]
 
 Prints a table of tokens/s (medians of the rounds), the same as times the fastest peer of each column, the processor,
 versions and command lines. A peer that is missing is named. Prompts are counted at the largest batch. A peer's decoding
-is counted while all of the batch decodes: after the last first token, before the first end.
+is counted while all of the batch decodes: after the last first token, before the first end. What follows a slash is the
+type of Treadle's K/V cache, f16 by default, as llama.cpp's; OpenVINO's has 8 bits.
 """
 import argparse, json, os, pathlib, re, shutil, statistics, subprocess, sys
 
@@ -46,11 +47,14 @@ def run(command):
 
 
 class Treadle:
-    def __init__(self, options, compute):
-        self.name, self.is_peer = f"Treadle, {compute}", False
+    def __init__(self, options, modes):
+        compute, _, kv = modes.partition("/")
+        self.name, self.is_peer = f"Treadle, {compute}" + (f", K/V {kv}" if kv else ""), False
         self.command = [options.treadle, "bench", "iteration", options.model, "--compute", compute, "--threads",
                         options.threads, "--prompt-tokens", options.prompt, "--new-tokens", options.new,
                         "--max-batch-tokens", 512, "--repeats", 1, "--json", "--batch-sizes", ",".join(options.batches)]
+        if kv:
+            self.command += ["--kv-dtype", kv]
 
     def measure(self):
         return {str(row["batch_size"]): (row["prefill_tokens_per_second"], row["decode_tokens_per_second"])

@@ -173,7 +173,7 @@ void CpuOps::RotateAndStoreKv(Tensor q, Tensor k, Tensor v, const RotaryTable* r
     a.dtype = layout.dtype;
     a.bf16 = compute_ == ComputeMode::kBf16;
     a.page_size = layout.page_size;
-    a.head_stride = layout.PartElements() / layout.kv_heads;
+    a.head_stride = layout.StoredDim() * layout.page_size;
     for (const SequenceSpan& span : kv.sequences) {
       const int64_t first = std::max<int64_t>(begin, span.first_row);
       const int64_t last = std::min<int64_t>(end, span.first_row + span.num_rows);
