@@ -24,11 +24,12 @@ enum class KeyOrder : uint8_t {
 // rounded up; a code is value / scale in float, rounded half to even. Where all values are zero,
 // the scale and the codes are; where one is infinite or NaN, the scale is NaN, and so is the row.
 //
-// In the integer modes (neither kExact nor kBf16) Attention multiplies these codes by codes: those
-// of a query times `scale`, in steps of absmax / 16256, and of a block's p = exp(score - m) times
-// V's scale, for each query and of what it sees, in steps of the largest / 32767; both rounded half
-// to even, and 0 if the largest is below 2^-100. Sums of codes are exact. score = (sum * K's scale)
-// * the query's step, vector = sum * p's step. Latents, and over 1,024 features, stay floats.
+// In every ComputeMode Attention multiplies these codes by codes: those of a query times `scale`,
+// in steps of absmax / 16256, and of a block's p = exp(score - m) times V's scale, for each query
+// and of what it sees, in steps of the largest / 32767; both rounded half to even, and 0 if the
+// largest is below 2^-100. Sums of codes are exact. score = (sum * K's scale) * the query's step,
+// vector = sum * p's step. Only latents, and heads of more than 1,024 features, multiply code *
+// scale.
 struct KvLayout {
   int64_t kv_heads = 0;
   int64_t head_dim = 0;

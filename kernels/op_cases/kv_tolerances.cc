@@ -207,9 +207,9 @@ void TolerantReference::Attention(Tensor q, const KvView& kv, float scale, Tenso
   float* const errors = Writes(out);
   const int64_t head_dim = kv.layout.head_dim;
   const int64_t heads = q.cols / head_dim, value_dim = kv.layout.ValueDim();
-  const bool codes = kv.layout.dtype == DType::kI8 && kv.layout.latent_dim == 0 &&
-                     arithmetic_.compute != ComputeMode::kExact;
-  const DType rounds = arithmetic_.compute == ComputeMode::kBf16      ? DType::kBF16
+  const bool codes = kv.layout.dtype == DType::kI8 && kv.layout.latent_dim == 0;
+  const bool bf16 = arithmetic_.compute == ComputeMode::kBf16 && !codes;
+  const DType rounds = bf16                                           ? DType::kBF16
                        : codes || arithmetic_.attention_in_cache_type ? kv.layout.dtype
                                                                       : DType::kF32;
   for (const SequenceSpan& span : kv.sequences) {
@@ -228,7 +228,7 @@ void TolerantReference::Attention(Tensor q, const KvView& kv, float scale, Tenso
                                .slope = kv.slopes == nullptr ? 0 : kv.slopes[head],
                                .sink = kv.sinks == nullptr ? -INFINITY : kv.sinks[head],
                                .rounds = rounds,
-                               .sums_rounded = arithmetic_.compute != ComputeMode::kBf16});
+                               .sums_rounded = !bf16});
         for (int64_t i = 0; i < value_dim; ++i) {
           errors[row * out.cols + head * value_dim + i] = error.Of(i);
         }

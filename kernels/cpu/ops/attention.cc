@@ -42,8 +42,8 @@ void MakeItems(Tensor q, const KvView& kv, float scale, ComputeMode compute, Ten
                std::vector<AttentionItem>& items) {
   const KvLayout& layout = kv.layout;
   const bool bf16 = compute == ComputeMode::kBf16;
-  const bool codes = layout.dtype == DType::kI8 && !bf16 && compute != ComputeMode::kExact &&
-                     layout.latent_dim == 0 && layout.head_dim <= kMaxCodeDim;
+  const bool codes =
+      layout.dtype == DType::kI8 && layout.latent_dim == 0 && layout.head_dim <= kMaxCodeDim;
   const int64_t group = q.cols / layout.head_dim / layout.kv_heads;
   const int64_t item_rows = std::max<int64_t>(1, kItemQueries / group);
   const int64_t head_bytes = layout.PartBytes() / layout.kv_heads;
@@ -68,7 +68,7 @@ void MakeItems(Tensor q, const KvView& kv, float scale, ComputeMode compute, Ten
         a.block_begin = kv.FirstSeen(position) / kAttentionBlock;
         a.block_end = (position + rows + kAttentionBlock - 1) / kAttentionBlock;
         a.scale = scale;
-        a.bf16 = bf16;
+        a.bf16 = bf16 && !codes;
         a.codes = codes;
         a.dtype = layout.dtype;
         a.k = kv.pages + head * head_bytes;

@@ -1,4 +1,4 @@
-// Attention of a cache of codes in the integer modes (KvLayout): exact sums over fours of features
+// Attention of a cache of codes (KvLayout): exact sums over fours of features
 // (K) and of positions (V), which are read where they lie.
 //
 // AVX2 multiplies 16-bit words. AVX-512 and AMX multiply bytes, so a query's code is 128 * high +

@@ -8,7 +8,8 @@
 // whether K/V was converted first, changes no element's order of operations. The register tiles are
 // in attention_tile.h.
 //
-// With ComputeMode::kBf16 both sums are chains (bf16_chains.h) of bf16 numbers: q and p (of codes,
+// Where K/V has eight bits, codes are multiplied by codes instead (attention_codes.h). With
+// ComputeMode::kBf16 both sums are chains (bf16_chains.h) of bf16 numbers: q and p (of codes,
 // times V's scale) are rounded, K and V were when they were stored, and codes are as they are.
 #include "kernels/cpu/ops/attention_kernels.h"
 

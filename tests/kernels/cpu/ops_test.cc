@@ -76,7 +76,7 @@ TEST(CpuBf16Test, AttentionIsTheReferencesOnTilesAndWithout) {
   });
 }
 TEST(CpuCodesTest, AttentionIsTheReferencesOnTilesAndWithout) {
-  ExpectAttentionOnTilesAndWithout(ComputeMode::kInt12, [](const OpCase& c) {
+  ExpectAttentionOnTilesAndWithout(ComputeMode::kExact, [](const OpCase& c) {
     return c.op == Op::kAttention && c.kv.dtype == DType::kI8;
   });
 }
