@@ -20,6 +20,10 @@ double Turned(const float* x, int64_t i, int64_t position, int64_t head_dim,
          std::fabs(double{x[partner]} * rotary->sin[angle]);
 }
 
+// Rounding to codes errs evenly within half a step, and such errors add up as smaller bounds
+// (kSurely) do: the root of a third, as theirs is the variance.
+const double kOfHalfSteps = std::sqrt(1.0 / 3);
+
 // One head of one query. An error e in the scores moves every weight by a factor of at most 1 +-
 // 2e; sums add their own.
 class HeadError {
@@ -76,7 +80,7 @@ class HeadError {
       weight_[p] += term;
       size += std::fabs(term);
       const double rounding = head_.rounds == DType::kI8
-                                  ? query_size_ / 16256 / 2
+                                  ? kOfHalfSteps * query_size_ / 16256 / 2
                                   : RoundingError(std::fabs(head_.q[i]), head_.rounds);
       const double error = head_.scale * rounding * key;
       score_squares_[p] += error * error;
@@ -101,7 +105,8 @@ class HeadError {
         }
       }
       constexpr double kScaleRounding = 129.0 / 128;  // upwards, to a bfloat16
-      for (; begin < end; ++begin) code_errors_[begin] = largest * kScaleRounding / 32767 / 2;
+      const double half_step = largest * kScaleRounding / 32767 / 2;
+      for (; begin < end; ++begin) code_errors_[begin] = kOfHalfSteps * half_step;
     }
   }
 

@@ -1,5 +1,5 @@
-// Attention of a cache of codes (KvLayout): exact sums over fours of features
-// (K) and of positions (V), which are read where they lie.
+// Attention of a cache of codes (KvLayout): exact sums over fours of features (K) and of positions
+// (V), which are read where they lie.
 //
 // AVX2 multiplies 16-bit words. AVX-512 and AMX multiply bytes, so a query's code is 128 * high +
 // low in two signed bytes there, and a weight's in two unsigned ones. Only for sources that are
@@ -103,7 +103,7 @@ TREADLE_SIMD void QuantizeWeights(const Tile& tile, int64_t groups, const Positi
   }
 }
 
-// An item's queries and a tile's weights as factors of the codes, in Scratch::tiles.
+// A block, and the item's queries and a tile's weights as factors of its codes, in Scratch::tiles.
 struct CodeBlock {
   const Block<int8_t>* block;
   PositionScales scales;

@@ -125,15 +125,14 @@ template <typename T>
 void SetPaged(const AttentionArguments& a, int64_t first_position, int64_t groups,
               Block<T>& block) {
   block.next = nullptr;
-  constexpr int64_t kTogether = sizeof(T) == 1 ? 4 : 1;  // codes lie in fours
-  const int64_t stored_dim = (a.value_dim + kTogether - 1) / kTogether * kTogether;
-  block.k_stride = kTogether * a.page_size;
-  block.v_stride = kTogether * stored_dim;
+  const int64_t stored_dim = (a.value_dim + kTogether<T> - 1) / kTogether<T> * kTogether<T>;
+  block.k_stride = kTogether<T> * a.page_size;
+  block.v_stride = kTogether<T> * stored_dim;
   for (int64_t group = 0; group < groups; ++group) {
     const int64_t position = first_position + group * kLanes;
     const int64_t page = int64_t{a.pages[position / a.page_size]} * a.page_bytes;
     const int64_t slot = position % a.page_size;
-    block.k[group] = reinterpret_cast<const T*>(a.k + page) + kTogether * slot;
+    block.k[group] = reinterpret_cast<const T*>(a.k + page) + kTogether<T> * slot;
     if (a.v != nullptr) {
       block.v[group] = reinterpret_cast<const T*>(a.v + page) + slot * stored_dim;
     }
@@ -166,15 +165,14 @@ void TransposeValues(const AttentionArguments& a, int64_t groups, const Scratch&
 template <typename T>
 Block<float> Convert(const Block<T>& from, const AttentionArguments& a, const Scratch& scratch,
                      int64_t seen) {
-  constexpr int64_t kTogether = sizeof(T) == 1 ? 4 : 1;
   const auto load = [](const T* p, [[maybe_unused]] int64_t row, [[maybe_unused]] int64_t lanes) {
-    if constexpr (kTogether == 4) return LoadOfFours(p, static_cast<int>(row % 4));
-    if constexpr (kTogether == 1) return LoadLanes(p, lanes);
+    if constexpr (kTogether<T> == 4) return LoadOfFours(p, static_cast<int>(row % 4));
+    if constexpr (kTogether<T> == 1) return LoadLanes(p, lanes);
   };
   const int64_t padded_dim = Padded(a.value_dim);
   const int64_t groups = (seen + kLanes - 1) / kLanes;
   for (int64_t d = 0; d < a.head_dim; ++d) {
-    const int64_t row = d / kTogether * from.k_stride;
+    const int64_t row = d / kTogether<T> * from.k_stride;
     for (int64_t group = 0; group < groups; ++group) {
       Store(scratch.k + d * kBlock + group * kLanes, load(from.k[group] + row, d, kLanes));
       if (from.next != nullptr) Prefetch<1>(from.next->k[group] + row);
@@ -183,11 +181,11 @@ Block<float> Convert(const Block<T>& from, const AttentionArguments& a, const Sc
   if (a.v == nullptr) TransposeValues(a, groups, scratch);
   for (int64_t position = 0; a.v != nullptr && position < seen; ++position) {
     const int64_t group = position / kLanes;
-    const int64_t row = position % kLanes / kTogether * from.v_stride;
+    const int64_t row = position % kLanes / kTogether<T> * from.v_stride;
     const T* v = from.v[group] + row;
     ForEachVec(a.value_dim, [&](int64_t i, int64_t lanes) {
-      Store(scratch.v + position * padded_dim + i, load(v + kTogether * i, position, lanes));
-      if (from.next != nullptr) Prefetch<1>(from.next->v[group] + row + kTogether * i);
+      Store(scratch.v + position * padded_dim + i, load(v + kTogether<T> * i, position, lanes));
+      if (from.next != nullptr) Prefetch<1>(from.next->v[group] + row + kTogether<T> * i);
     });
   }
   Block<float> block = {};

@@ -18,14 +18,17 @@ inline constexpr int kMaxQueries = 16;  // in a tile of any kind
 
 constexpr int64_t Padded(int64_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
 
+// Rows of K, or of V, that lie side by side: codes lie in fours.
+template <typename T>
+constexpr int64_t kTogether = sizeof(T) == 1 ? 4 : 1;
+
 // Where a block's K and V lie: one pointer per 16 positions (they share a page). Of codes, T is
-// int8_t, or float once they are converted, and positions have scales; as codes they lie in fours,
-// of which rows are k_stride and v_stride apart (KvLayout).
+// int8_t, or float once they are converted, and positions have scales.
 template <typename T>
 struct Block {
   const T* k[kGroups];  // [head_dim, 16], rows k_stride apart
   const T* v[kGroups];  // [16, head_dim], rows v_stride apart
-  int64_t k_stride;
+  int64_t k_stride;     // of kTogether rows
   int64_t v_stride;
   const uint16_t* k_scales[kGroups];  // [16] bfloat16; null: K is no codes
   const uint16_t* v_scales[kGroups];

@@ -24,7 +24,7 @@ struct RotateStoreArguments {
   uint16_t* k_scale;  // of kI8: [0, slot] of the scales of K [kv_heads, page_size]
   uint16_t* v_scale;
   int64_t page_size;
-  int64_t head_stride;  // elements of a part
+  int64_t head_stride;  // elements of a head's part
 };
 TREADLE_ISA_KERNEL(RotateStore, void(const RotateStoreArguments&));
 

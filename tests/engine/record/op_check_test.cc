@@ -174,7 +174,8 @@ TEST(OpCheck, EveryOpIsChecked) {
   std::set<Op> checked;
   for (const OpCase& c : OpCases()) {
     if (c.slow || c.rows < 3 || c.rows * c.cols > 5000 || c.heads * c.kv.head_dim > 64) continue;
-    if (c.op == Op::kLayerNorm && c.cols == 1) continue;  // 0, whatever moves
+    if (c.op == Op::kLayerNorm && c.cols == 1) continue;               // 0, whatever moves
+    if (c.op == Op::kAttention && c.kv.dtype == DType::kI8) continue;  // rounded more than it moves
     checked.insert(c.op);
     for (const bool wrong : {false, true}) {
       OpCheck check;

@@ -1,6 +1,8 @@
 // Attention on the CPU: equal bits whatever the threads, page size, chunking, neighbours and
 // instruction set; NaN in every slot that a row must not see; and close to a scalar in double.
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -60,6 +62,31 @@ struct Chunk {
   int64_t rows;
 };
 
+// Bytes of 0xff, behind which nothing may be read: NaN in every type, and as a scale.
+class GuardedBytes {
+ public:
+  explicit GuardedBytes(int64_t bytes) {
+    const int64_t page = sysconf(_SC_PAGESIZE);
+    const int64_t before = (bytes + page - 1) / page * page;
+    mapped_ = static_cast<size_t>(before + page);
+    void* const at =
+        mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    TREADLE_CHECK(at != MAP_FAILED);
+    begin_ = static_cast<std::byte*>(at);
+    TREADLE_CHECK(mprotect(begin_ + before, static_cast<size_t>(page), PROT_NONE) == 0);
+    std::memset(begin_, 0xff, static_cast<size_t>(before));
+    data_ = begin_ + before - bytes;
+  }
+  ~GuardedBytes() { munmap(begin_, mapped_); }
+  GuardedBytes(const GuardedBytes&) = delete;
+  GuardedBytes& operator=(const GuardedBytes&) = delete;
+  std::byte* data() const { return data_; }
+
+ private:
+  size_t mapped_;
+  std::byte *begin_, *data_;
+};
+
 // Runs the chunks as one batch, through the real store, and returns the rows one after the other.
 // The cache is all NaN but for the positions up to each chunk's end; rows of no sequence lie in
 // between.
@@ -74,8 +101,7 @@ std::vector<float> Attend(Backend& ops, const Shape& shape, int64_t page_size,
     std::reverse(tables.back().begin(), tables.back().end());
   }
   layout.num_pages = next_page;
-  // NaN in every type, and as a scale.
-  std::vector<std::byte> pages(layout.num_pages * layout.PageBytes(), std::byte{0xff});
+  const GuardedBytes pages(layout.num_pages * layout.PageBytes());
   const int64_t kv_cols = shape.kv_heads * shape.head_dim;
   const int64_t q_cols = shape.heads * shape.head_dim;
   for (size_t i = 0; i < chunks.size(); ++i) {
