@@ -335,8 +335,6 @@ TREADLE_SIMD void Transpose(const float* from, int64_t from_stride, float* to, i
   for (int i = 0; i < kLanes; ++i) Store(to + i * to_stride, rows[i]);
 }
 
-TREADLE_SIMD Vec Load(const int8_t* p) { return LoadSigned(reinterpret_cast<const uint8_t*>(p)); }
-
 // Tails of fp16 and bytes go through a small buffer: rare, and no instruction below AVX-512 BW
 // masks so few bits.
 template <typename T>
