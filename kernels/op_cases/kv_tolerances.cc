@@ -90,8 +90,8 @@ class HeadError {
     largest_score_ = std::max(largest_score_, size + fall);
   }
 
-  // What rounding a position's weight may add: half a step of its block's largest weight times V's
-  // scale, which is at least a 127th of V's largest element, times a code of at most 127.
+  // Sets what rounding each position's weight may add: half a step of its block's largest weight
+  // times V's scale, which is at least a 127th of V's largest element, times a code of at most 127.
   void SetCodeErrors() {
     code_errors_.resize(weight_.size());
     for (int64_t begin = 0; begin < head_.positions;) {

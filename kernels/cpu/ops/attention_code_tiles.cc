@@ -11,7 +11,7 @@ namespace {
 constexpr int kHighTile = 4, kLowTile = 5, kFoursTile = 6;
 constexpr int64_t kFours = 64;  // bytes of a group of 16 columns: four of each
 
-// What a block needs besides, in CodeBlock::spare: its codes, with equal strides.
+// A block's codes with equal strides, and sums of its products, in CodeBlock::spare.
 struct TileBlocks {
   int8_t* k;            // [chain / 4, kBlock, 4]
   int8_t* v;            // [kBlock / 4, chain, 4], positions in the order of WeightFour
