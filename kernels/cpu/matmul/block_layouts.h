@@ -307,29 +307,42 @@ TREADLE_SIMD const uint8_t* RunOf(const uint8_t* group, int64_t block) {
   return group + block / Layout::kBlocks * Layout::kBytes;
 }
 
-// Block `block` of a group to a tile: eight dwords of codes, kDwordBytes each as `store` writes
-// them, then the constants.
+// Dwords I and I + 4 of a block, kDwordBytes each, as `store` writes them.
+template <typename Packed, int64_t kDwordBytes, int I, typename Store8>
+TREADLE_SIMD void UnpackPair(const uint8_t* group, int64_t block, uint8_t* codes, Store8 store) {
+  Codes<Packed::kWide> low, high;
+  Packed::template Pair<I>(RunOf<Packed>(group, block), block % Packed::kBlocks, low, high);
+  store(codes + kDwordBytes * I, low);
+  store(codes + kDwordBytes * (I + 4), high);
+}
+
+// The constants of a block: scales, then offsets.
+template <typename Packed>
+TREADLE_SIMD void UnpackConstants(const uint8_t* group, int64_t block, uint8_t* to) {
+  const uint8_t* run = RunOf<Packed>(group, block);
+  const int64_t place = block % Packed::kBlocks;
+  auto* constants = reinterpret_cast<float*>(to);
+  constexpr int kScales = Packed::kHalves ? 2 : 1;
+#pragma GCC unroll 2
+  for (int half = 0; half < kScales; ++half) {
+    Store(constants + half * kLanes, Packed::Scale(run, place, half));
+  }
+  if constexpr (Packed::kOffsets > 0) {
+#pragma GCC unroll 2
+    for (int part = 0; part < Packed::kOffsets; ++part) {
+      Store(constants + (kScales + part) * kLanes, Packed::Offset(run, place, part));
+    }
+  }
+}
+
+// Block `block` of a group to a tile: eight dwords of codes, then the constants.
 template <typename Packed, int64_t kDwordBytes, typename Store8>
 TREADLE_SIMD void UnpackBlockWith(const uint8_t* group, int64_t block, uint8_t* tile,
                                   Store8 store) {
-  const uint8_t* run = RunOf<Packed>(group, block);
-  const int64_t place = block % Packed::kBlocks;
   ForFour([&]<int I>() __attribute__((always_inline)) {
-    Codes<Packed::kWide> low, high;
-    Packed::template Pair<I>(run, place, low, high);
-    store(tile + kDwordBytes * I, low);
-    store(tile + kDwordBytes * (I + 4), high);
+    UnpackPair<Packed, kDwordBytes, I>(group, block, tile, store);
   });
-  auto* constants = reinterpret_cast<float*>(tile + 8 * kDwordBytes);
-  Store(constants, Packed::Scale(run, place, 0));
-  if constexpr (Packed::kHalves) Store(constants + kLanes, Packed::Scale(run, place, 1));
-  constexpr int kScales = Packed::kHalves ? 2 : 1;
-  if constexpr (Packed::kOffsets > 0) {
-    Store(constants + kScales * kLanes, Packed::Offset(run, place, 0));
-  }
-  if constexpr (Packed::kOffsets > 1) {
-    Store(constants + (kScales + 1) * kLanes, Packed::Offset(run, place, 1));
-  }
+  UnpackConstants<Packed>(group, block, tile + 8 * kDwordBytes);
 }
 
 template <typename Packed>

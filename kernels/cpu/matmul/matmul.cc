@@ -161,12 +161,15 @@ void CpuMatMul::ReserveScratch(const Tensor& x, size_t more_bytes) {
   const size_t block_bytes = rows * (cols / kBlockValues) * sizeof(ActivationBlock);
   const size_t row_tiles = (rows + kTileRows - 1) / kTileRows;
   // Tiles may have rows before and behind those of a job.
-  worker_bytes_ = kTileBytes +
-                  static_cast<size_t>(most_rows_ + 2 * kTileRows) * kMaxGroupsAtOnce *
-                      kGroupFeatures * sizeof(float) +
-                  more_bytes;
-  const size_t worker_bytes = worker_bytes_ * static_cast<size_t>(pool_.size());
-  size_t bytes = worker_bytes;
+  worker_bytes_ =
+      std::max(worker_bytes_, kTileBytes +
+                                  static_cast<size_t>(most_rows_ + 2 * kTileRows) *
+                                      kMaxGroupsAtOnce * kGroupFeatures * sizeof(float) +
+                                  more_bytes);
+  const size_t all_workers = worker_bytes_ * static_cast<size_t>(pool_.size());
+  worker_scratch_.Reserve(all_workers);
+  worker_memory_ = worker_scratch_.Take<uint8_t>(all_workers);
+  size_t bytes = 0;
   for (const Input& input : inputs_) {
     if (input.order != nullptr) bytes += ScratchMemory::Aligned(float_bytes);
     if (input.round) bytes += ScratchMemory::Aligned(float_bytes);
@@ -195,13 +198,7 @@ void CpuMatMul::ReserveScratch(const Tensor& x, size_t more_bytes) {
     if (input.tile_kernel == nullptr) continue;
     const auto tile = static_cast<size_t>(RowTileBytes(*input.tile_kernel, x.cols));
     input.tiles = memory_.Take<uint8_t>(row_tiles * tile);
-    // Rows that are not there are multiplied, too: numbers that are quick, not what was there.
-    // Tiles of bf16 are written whole.
-    if (rows % kTileRows != 0 && !input.bf16) {
-      std::memset(input.tiles + (row_tiles - 1) * tile, 0, tile);
-    }
   }
-  worker_memory_ = memory_.Take<uint8_t>(worker_bytes);
   if (!row_activations_.empty()) row_activations_.Reserve(x);
 }
 
@@ -223,8 +220,9 @@ void CpuMatMul::PrepareRows(const Tensor& x, const Input& input, int64_t begin, 
   for (int64_t row = begin; row < end;) {
     const int64_t lane = row % kTileRows;
     const int64_t rows = std::min(kTileRows - lane, end - row);
+    const int64_t empty = row + rows == x.rows ? kTileRows - lane - rows : 0;
     input.tile_kernel->quantize(
-        input.x.Row<float>(row), input.x.stride, lane, rows, x.cols,
+        input.x.Row<float>(row), input.x.stride, lane, rows, empty, x.cols,
         input.tiles + row / kTileRows * RowTileBytes(*input.tile_kernel, x.cols));
     row += rows;
   }

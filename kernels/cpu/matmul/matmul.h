@@ -28,11 +28,9 @@ struct TileKernel {
   int64_t block_bytes = 0;  // of kTileRows rows and 32 k
   bool any_rows = false;
 
-  // Vectors do ten rows in the time of a tile, and two in that of unpacking once more (Xeon with
-  // AMX, 2026-11-28).
-  bool Pays(int64_t rows) const {
-    return any_rows || rows >= 10 * ((rows + kTileRows - 1) / kTileRows) + 2;
-  }
+  // Vectors do six rows in the time that a tile of half the height takes, unpacking included (Xeon
+  // with AMX, 2026-11-28).
+  bool Pays(int64_t rows) const { return any_rows || rows > 6; }
 };
 
 // One compute mode.
@@ -104,6 +102,9 @@ class CpuMatMul {
   const MatMulKernel kernel_, coarse_kernel_;
 
   ScratchMemory memory_;
+  // The threads' own, in the same places in every call: a line that another thread read before is
+  // slow to write.
+  ScratchMemory worker_scratch_;
   std::vector<Job> jobs_;
   RowActivations row_activations_;
 

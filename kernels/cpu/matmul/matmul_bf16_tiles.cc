@@ -280,8 +280,8 @@ void Run(const MatMulInput& input, const MatMulShare& share, const MatMulScratch
 
 }  // namespace
 
-void RoundTileToBf16(const float* x, int64_t stride, int64_t lane, int64_t rows, int64_t k,
-                     uint8_t* tile) {
+void RoundTileToBf16(const float* x, int64_t stride, int64_t lane, int64_t rows, int64_t /*empty*/,
+                     int64_t k, uint8_t* tile) {
   for (int64_t i = 0; i < k; i += kBlockValues, tile += kBlockBytes) {
     const int64_t left = k - i;
     __m512i pairs[16];

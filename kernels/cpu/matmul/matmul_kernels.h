@@ -220,7 +220,7 @@ struct MatMulShare {
 };
 
 // One thread's memory, 64-byte aligned.
-inline constexpr int64_t kTileBytes = 48 << 10;
+inline constexpr int64_t kTileBytes = 96 << 10;
 inline constexpr int64_t kMaxGroupsAtOnce = 4;
 struct MatMulScratch {
   uint8_t* tile;  // [kTileBytes]
@@ -255,7 +255,9 @@ TREADLE_ISA_KERNEL(RoundRowToBf16, void(const float* x, int64_t k, float* out));
 // (kTiles4, kTiles8, kTilesBf16). The first and the last take activations in tiles of 16 rows,
 // whose blocks of 32 k are: codes [planes][16][32], or of kInt12 [16][high, low][32], f32
 // scale[16], f32 scaled_sum[16]; or bf16 [16 pairs of k][16][2]. QuantizeTileFunction fills lanes
-// [lane, lane + rows) of one; RoundTileToBf16 the others with zeros.
+// [lane, lane + rows) of one, and writes scales of 0 for the `empty` lanes behind them (which are
+// multiplied, too: by numbers that are quick, not by what was there); RoundTileToBf16 fills all
+// others with zeros.
 inline constexpr int64_t kTileRows = 16;
 inline constexpr int64_t kTileBlockInt8 = kTileRows * (kBlockValues + 8);
 inline constexpr int64_t kTileBlockInt16 = kTileRows * (2 * kBlockValues + 8);
@@ -268,7 +270,7 @@ constexpr int64_t TileBlockBytes(const PackedView& view) {
   return (view.kind == PackKind::kTiles4 ? 256 : 512) + 64 * constants;
 }
 using QuantizeTileFunction = void(const float* x, int64_t stride, int64_t lane, int64_t rows,
-                                  int64_t k, uint8_t* tile);
+                                  int64_t empty, int64_t k, uint8_t* tile);
 namespace avx512 {
 MatMulFunction MatMulTilesInt8, MatMulTilesInt12, MatMulTilesInt16, MatMulTilesRowInt8,
     MatMulTilesBf16;

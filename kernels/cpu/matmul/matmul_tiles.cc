@@ -13,8 +13,10 @@ namespace treadle::TREADLE_ISA {
 namespace {
 
 // Groups for each tile of rows: fewer where there are few tiles, so that all stays in the L1 cache.
-constexpr int64_t kGroupsAtOnce = 4, kFewGroups = 2;
+constexpr int64_t kGroupsAtOnce = 4, kFewGroups = 1;
 constexpr int64_t kFewTiles = 4;
+constexpr int64_t kSetsAhead = 4;          // that weights are fetched before they are unpacked
+constexpr int kFewRows = 8;                // of a tile of half the height
 constexpr int64_t kCachedBytes = 1 << 20;  // of activations that stay in the cache for all groups
 
 // A form of 32 activations of 16 rows: planes of so many bytes a row, a product each. kSpans: the
@@ -46,10 +48,13 @@ struct CodeTile {
   static constexpr int64_t kCodesAt = Form::kNibbles ? 512 : 0;
   static constexpr int64_t kScales = kCodesAt + 512;
   static constexpr int64_t kBytes = kScales + 64 * (1 + Packed::kOffsets);
-  static_assert(kGroupsAtOnce * kMaxSpanBlocks * kBytes <= kTileBytes);
+  static constexpr int64_t kSetBytes = kGroupsAtOnce * kMaxSpanBlocks * kBytes;
+  static_assert(2 * kSetBytes <= kTileBytes);
 
-  TREADLE_SIMD static void Unpack(const uint8_t* group, int64_t block, uint8_t* tile) {
-    UnpackBlockWith<Packed, kTileLine>(group, block, tile + kCodesAt, [](uint8_t* p, auto codes) {
+  // A quarter of the codes of a block.
+  template <int I>
+  TREADLE_SIMD static void UnpackCodes(const uint8_t* group, int64_t block, uint8_t* tile) {
+    UnpackPair<Packed, kTileLine, I>(group, block, tile + kCodesAt, [](uint8_t* p, auto codes) {
       const __m512i signed_codes =
           _mm512_sub_epi8(codes.v, _mm512_set1_epi8(static_cast<char>(Packed::kZero)));
       _mm512_storeu_si512(p, signed_codes);
@@ -60,13 +65,59 @@ struct CodeTile {
       }
     });
   }
+  TREADLE_SIMD static void UnpackConstants(const uint8_t* group, int64_t block, uint8_t* tile) {
+    treadle::TREADLE_ISA::UnpackConstants<Packed>(group, block, tile + kScales);
+  }
+};
+
+// Blocks [begin, end) of groups from `group` on, which are unpacked at the same time.
+struct BlockSet {
+  int64_t group, groups, begin, end;
+
+  // The one after it; `most`: of groups.
+  BlockSet Next(int64_t most, int64_t group_end, int64_t blocks) const {
+    if (end < blocks) return {group, groups, end, SpanEnd(end, blocks)};
+    const int64_t left = group_end - group - groups;
+    return {group + groups, left < most ? left : most, 0, SpanEnd(0, blocks)};
+  }
+};
+
+// Blocks [block, end) of a group that are being unpacked, one after the other.
+template <typename Packed, typename Form>
+struct Unpacking {
+  const uint8_t* group;
+  int64_t block, end;
+  uint8_t* to;
+  const uint8_t* ahead;  // what is fetched meanwhile
+
+  TREADLE_SIMD bool More() const { return block < end; }
+  template <int I>
+  TREADLE_SIMD void Codes() {
+    CodeTile<Packed, Form>::template UnpackCodes<I>(group, block, to);
+  }
+  TREADLE_SIMD void Finish() {
+    constexpr int64_t kBytes = Packed::kBytes / Packed::kBlocks;
+    CodeTile<Packed, Form>::UnpackConstants(group, block, to);
+#pragma GCC unroll 16
+    for (int64_t line = 0; line < kBytes; line += 64) __builtin_prefetch(ahead + line, 0, 2);
+    ahead += kBytes;
+    to += CodeTile<Packed, Form>::kBytes;
+    ++block;
+  }
+  TREADLE_SIMD void All() {
+    while (More()) {
+      ForFour([&]<int I>() __attribute__((always_inline)) { Codes<I>(); });
+      Finish();
+    }
+  }
 };
 
 // Stored sums: of every other block, of each plane.
 struct alignas(64) TileDots {
   int32_t of[2][2][kTileRows][16];
 };
-using Sums = __m512[kTileRows];
+template <int kRows>
+using Sums = __m512[kRows];
 
 // A block of codes and of 16 rows.
 struct BlockPair {
@@ -91,8 +142,8 @@ TREADLE_SIMD void Multiply() {
   }
 }
 
-template <typename Packed, int kFrom, int kTo>
-TREADLE_SIMD void AddOffsets(const uint8_t* offsets, const float* row_sums, Sums& sums) {
+template <typename Packed, int kFrom, int kTo, int kRows>
+TREADLE_SIMD void AddOffsets(const uint8_t* offsets, const float* row_sums, __m512 (&sums)[kRows]) {
   if constexpr (Packed::kOffsets > 0) {
     const Vec offset = Load(Floats(offsets));
     ForEach<kFrom, kTo>([&]<int r>() __attribute__((always_inline)) {
@@ -103,8 +154,8 @@ TREADLE_SIMD void AddOffsets(const uint8_t* offsets, const float* row_sums, Sums
 
 // Adds rows [kFrom, kTo) of a block. A plane's dot is an integer below 2^24: joined as floats, with
 // one rounding, two of them give what their integer would.
-template <typename Packed, typename Form, int kOdd, int kFrom, int kTo>
-TREADLE_SIMD void AddRows(const BlockPair& at, const TileDots& dots, Sums& sums) {
+template <typename Packed, typename Form, int kOdd, int kFrom, int kTo, int kRows>
+TREADLE_SIMD void AddRows(const BlockPair& at, const TileDots& dots, __m512 (&sums)[kRows]) {
   using Codes = CodeTile<Packed, Form>;
   const Vec scale = Load(Floats(at.codes + Codes::kScales));
   const float* row_scales = RowScales<Form>(at.rows);
@@ -121,21 +172,29 @@ TREADLE_SIMD void AddRows(const BlockPair& at, const TileDots& dots, Sums& sums)
   }
 }
 
-// A step of three blocks: adds one, stores the sums of the next, and multiplies the one after that,
-// a few instructions of each at a time: tiles and vectors take turns otherwise. Without kAdd the
-// first is none.
-template <typename Packed, typename Form, int kOdd, bool kAdd>
-TREADLE_SIMD void RunStep(const BlockPair& added, const BlockPair& multiplied, TileDots& dots,
-                          Sums& sums) {
+// A step of three blocks, or four: adds one, stores the sums of the next, multiplies the one after
+// that, and unpacks one that comes later, a few instructions of each at a time: tiles and vectors
+// take turns otherwise. Without kAdd the first is none.
+template <typename Packed, typename Form, int kOdd, bool kAdd, bool kUnpack, int kRows>
+TREADLE_SIMD void RunStep(const BlockPair& added, const BlockPair& multiplied,
+                          Unpacking<Packed, Form>& unpacking, TileDots& dots,
+                          __m512 (&sums)[kRows]) {
   const auto add = [&]<int kFrom, int kTo>() __attribute__((always_inline)) {
-    if constexpr (kAdd) AddRows<Packed, Form, kOdd, kFrom, kTo>(added, dots, sums);
+    if constexpr (kAdd) {
+      AddRows<Packed, Form, kOdd, kFrom * kRows / 16, kTo * kRows / 16>(added, dots, sums);
+    }
+  };
+  const auto unpack = [&]<int I>() __attribute__((always_inline)) {
+    if constexpr (kUnpack) unpacking.template Codes<I>();
   };
   LoadTile<kCodeTile>(multiplied.codes, kTileLine);
   add.template operator()<0, 2>();
   LoadTile<kActivationTile>(multiplied.rows, Form::kCodes);
   add.template operator()<2, 4>();
+  unpack.template operator()<0>();
   Multiply<Packed, Form, kOdd, 0>();
   add.template operator()<4, 7>();
+  unpack.template operator()<1>();
   if constexpr (Form::kPlanes == 2) {
     LoadTile<kActivationTile + 1>(multiplied.rows + Form::kPlaneBytes, Form::kCodes);
   }
@@ -143,9 +202,12 @@ TREADLE_SIMD void RunStep(const BlockPair& added, const BlockPair& multiplied, T
   if constexpr (Form::kPlanes == 2) Multiply<Packed, Form, kOdd, 1>();
   add.template operator()<8, 10>();
   StoreTile<2 - 2 * kOdd>(dots.of[1 - kOdd][0]);
+  unpack.template operator()<2>();
   add.template operator()<10, 13>();
   if constexpr (Form::kPlanes == 2) StoreTile<3 - 2 * kOdd>(dots.of[1 - kOdd][1]);
+  unpack.template operator()<3>();
   add.template operator()<13, 16>();
+  if constexpr (kUnpack) unpacking.Finish();
 }
 
 // The blocks of a span, of 16 rows by the features of a group.
@@ -161,28 +223,40 @@ struct Item {
   }
 };
 
-// Adds an item to the sums, while the first two blocks of the next begin.
-template <typename Packed, typename Form>
-TREADLE_SIMD void RunItem(const Item& item, const Item& next, TileDots& dots, Sums& sums) {
+// Adds an item to the sums, while the first two blocks of the next begin, and unpacks as many
+// blocks.
+template <typename Packed, typename Form, int kRows>
+TREADLE_SIMD void RunItem(const Item& item, const Item& next, Unpacking<Packed, Form>& unpacking,
+                          TileDots& dots, __m512 (&sums)[kRows]) {
+  const auto step = [&]<int kOdd>(int64_t b, const BlockPair& multiplied)
+      __attribute__((always_inline)) {
+    const BlockPair added = item.At<Packed, Form>(b);
+    if (unpacking.More()) {
+      RunStep<Packed, Form, kOdd, true, true>(added, multiplied, unpacking, dots, sums);
+    } else {
+      RunStep<Packed, Form, kOdd, true, false>(added, multiplied, unpacking, dots, sums);
+    }
+  };
+  if (item.blocks < 3) unpacking.All();  // which may be of the next item already
   for (int64_t b = 0; b < item.blocks; b += 2) {
     const bool more = b + 2 < item.blocks;
     const Item& from = more ? item : next;
     const int64_t at = more ? b + 2 : 0;
-    RunStep<Packed, Form, 0, true>(item.At<Packed, Form>(b), from.At<Packed, Form>(at), dots, sums);
+    step.template operator()<0>(b, from.At<Packed, Form>(at));
     if (b + 1 < item.blocks) {
-      RunStep<Packed, Form, 1, true>(item.At<Packed, Form>(b + 1), from.At<Packed, Form>(at + 1),
-                                     dots, sums);
+      step.template operator()<1>(b + 1, from.At<Packed, Form>(at + 1));
     } else {
-      RunStep<Packed, Form, 1, false>({}, from.At<Packed, Form>(at + 1), dots, sums);
+      RunStep<Packed, Form, 1, false, false>({}, from.At<Packed, Form>(at + 1), unpacking, dots,
+                                             sums);
     }
   }
 }
 
 // Adds an item to what came before it: minima, then its sums times the rows' scales.
-template <typename Packed, typename Form>
-TREADLE_SIMD void AddSpan(const Item& item, const Sums& sums, Vec (&ends)[kTileRows][1]) {
+template <typename Packed, typename Form, int kRows>
+TREADLE_SIMD void AddSpan(const Item& item, const __m512 (&sums)[kRows], Vec (&ends)[kRows][1]) {
   const auto half = [&]<int kFrom, int kTo>() __attribute__((always_inline)) {
-    Sums before;
+    __m512 before[kRows];
     ForEach<kFrom, kTo>([&]<int r>() __attribute__((always_inline)) { before[r] = ends[r][0].v; });
     for (int64_t b = 0; Packed::kOffsets > 0 && b < item.blocks; ++b) {
       const BlockPair at = item.At<Packed, Form>(b);
@@ -195,110 +269,117 @@ TREADLE_SIMD void AddSpan(const Item& item, const Sums& sums, Vec (&ends)[kTileR
     });
   };
   half.template operator()<0, 8>();
-  half.template operator()<8, 16>();
+  if constexpr (kRows > 8) half.template operator()<8, 16>();
 }
 
-// Row tiles [tile, tile_end) by `groups` groups, whose blocks [range.begin, range.end) are
-// unpacked.
-template <typename Packed, typename Form>
-TREADLE_LOOP void RunSpan(const MatMulInput& input, const MatMulShare& share,
-                          const MatMulScratch& scratch, const BlockRange& range, int64_t groups,
-                          int64_t tile, int64_t tile_end) {
-  const int64_t next_bytes = share.weight.group_bytes / (input.k / kBlockValues);  // of a block
-  const uint8_t* packed_next =
-      share.weight.data +
-      (range.last ? range.group + groups : range.group) * share.weight.group_bytes +
-      (range.last ? 0 : range.end * next_bytes);
-  const int64_t blocks = range.end - range.begin, group = range.group;
-  const auto item_at = [&](int64_t t, int64_t g) __attribute__((always_inline)) {
-    if (g == groups) ++t, g = 0;
-    if (t == tile_end) t = tile;  // which is not added again
-    return Item{{scratch.tile + g * blocks * CodeTile<Packed, Form>::kBytes,
-                 input.tiles + (t * (input.k / kBlockValues) + range.begin) * Form::kBytes},
-                blocks};
-  };
-  const int64_t next_lines = blocks * next_bytes / 64 / (tile_end - tile) + 1;
-  TileDots dots;
-  Item item = item_at(tile, 0);
-  Sums none;
-  RunStep<Packed, Form, 0, false>({}, item.At<Packed, Form>(0), dots, none);
-  RunStep<Packed, Form, 1, false>({}, item.At<Packed, Form>(1), dots, none);
-  for (int64_t t = tile; t < tile_end; ++t) {
-    const int64_t row = t * kTileRows - input.first_lane, rows_left = input.rows - row;
-    for (int64_t g = 0; g < groups; ++g) {
-      // While these blocks are multiplied, the next ones come.
-      const uint8_t* line =
-          packed_next + g * share.weight.group_bytes + (t - tile) * next_lines * 64;
-      for (int64_t i = 0; i < next_lines; ++i) __builtin_prefetch(line + 64 * i, 0, 2);
-      if (range.last) {  // and so do the next tile's results
-        float* out =
-            share.out + (row + kTileRows) * share.out_stride + (group + g) * kGroupFeatures;
-        for (int64_t r = kTileRows; r < rows_left && r < 2 * kTileRows;
-             ++r, out += share.out_stride) {
-          __builtin_prefetch(out, 1, 3);
-        }
-      }
-      const Item next = item_at(t, g + 1);
-      float* kept = scratch.sums + ((t - tile) * kGroupsAtOnce + g) * kTileRows * kLanes;
-      Vec ends[kTileRows][1];
-      Sums sums;
-      if constexpr (!Form::kSpans) BeginSums<kTileRows, 1>(range.first, kept, ends);
-      ForEach<0, kTileRows>([&]<int r>() __attribute__((always_inline)) {
-        sums[r] = Form::kSpans ? _mm512_setzero_ps() : ends[r][0].v;
-      });
-      RunItem<Packed, Form>(item, next, dots, sums);
-      if constexpr (Form::kSpans) {
-        BeginSums<kTileRows, 1>(range.first, kept, ends);
-        AddSpan<Packed, Form>(item, sums, ends);
-      } else {
-        ForEach<0, kTileRows>([&]<int r>()
-                                  __attribute__((always_inline)) { ends[r][0].v = sums[r]; });
-      }
-      EndSums<kTileRows, 1>(range.last, share, row, group + g, kept, ends, row < 0 ? -row : 0,
-                            rows_left < kTileRows ? rows_left : kTileRows);
-      item = next;
-    }
+// Fetches what the results of a tile's rows will be written to. The stores of sums wait for that
+// otherwise, as all stores become visible in order.
+TREADLE_SIMD void FetchResults(const MatMulShare& share, int64_t row, int64_t rows, int64_t group) {
+  const float* out = share.out + row * share.out_stride + group * kGroupFeatures;
+  for (int64_t r = 0; r < rows && r < kTileRows; ++r, out += share.out_stride) {
+    if (row + r >= 0) asm volatile("prefetchw %0" : : "m"(*out));
   }
 }
 
-// Row tiles [tile, tile_end) by all groups.
-template <typename Packed, typename Form>
-void RunRowTiles(const MatMulInput& input, const MatMulShare& share, const MatMulScratch& scratch,
-                 int64_t tile, int64_t tile_end) {
+// Row tiles [tile, tile_end) by all groups. Sets of blocks are unpacked to two places in turns: one
+// while the other is multiplied with the first tile.
+template <typename Packed, typename Form, int kRows>
+TREADLE_LOOP void RunRowTiles(const MatMulInput& input, const MatMulShare& share,
+                              const MatMulScratch& scratch, int64_t tile, int64_t tile_end) {
   using Codes = CodeTile<Packed, Form>;
+  using Unpack = Unpacking<Packed, Form>;
   const int64_t blocks = input.k / kBlockValues;
   const int64_t most = tile_end - tile > kFewTiles ? kGroupsAtOnce : kFewGroups;
-  for (int64_t group = share.group_begin; group < share.group_end; group += most) {
-    const int64_t left = share.group_end - group;
-    const int64_t groups = left < most ? left : most;
-    for (int64_t begin = 0, end; begin < blocks; begin = end) {
-      end = SpanEnd(begin, blocks);
-      uint8_t* unpacked = scratch.tile;
-      for (int64_t g = 0; g < groups; ++g) {
-        const uint8_t* packed = share.weight.data + (group + g) * share.weight.group_bytes;
-        for (int64_t b = begin; b < end; ++b, unpacked += Codes::kBytes) {
-          Codes::Unpack(packed, b, unpacked);
+  const auto begin_unpacking = [&](const BlockSet& set, const BlockSet& ahead, uint8_t* to,
+                                   int64_t g) __attribute__((always_inline)) {
+    const auto group = [&](const BlockSet& of) __attribute__((always_inline)) {
+      return share.weight.data + (of.group + g) * share.weight.group_bytes;
+    };
+    return Unpack{group(set), set.begin, set.end, to + g * (set.end - set.begin) * Codes::kBytes,
+                  group(ahead) + ahead.begin * (Packed::kBytes / Packed::kBlocks)};
+  };
+  const auto item_at = [&](const BlockSet& set, const uint8_t* codes, int64_t t, int64_t g)
+      __attribute__((always_inline)) {
+    const int64_t count = set.end - set.begin;
+    return Item{
+        {codes + g * count * Codes::kBytes, input.tiles + (t * blocks + set.begin) * Form::kBytes},
+        count};
+  };
+  const auto next_of = [&](const BlockSet& set, int64_t group_end) __attribute__((always_inline)) {
+    return set.Next(most, group_end, blocks);
+  };
+  const int64_t left = share.group_end - share.group_begin;
+  BlockSet set{share.group_begin, left < most ? left : most, 0, SpanEnd(0, blocks)};
+  BlockSet ahead = set;
+  for (int i = 0; i < kSetsAhead; ++i) ahead = next_of(ahead, INT64_MAX);
+  uint8_t *codes = scratch.tile, *next_codes = codes + Codes::kSetBytes;
+  for (int64_t g = 0; g < set.groups; ++g) begin_unpacking(set, set, codes, g).All();
+  Unpack nothing{};
+  TileDots dots;
+  Item item = item_at(set, codes, tile, 0);
+  Sums<kRows> none;
+  RunStep<Packed, Form, 0, false, false>({}, item.At<Packed, Form>(0), nothing, dots, none);
+  RunStep<Packed, Form, 1, false, false>({}, item.At<Packed, Form>(1), nothing, dots, none);
+  while (set.groups > 0) {
+    const BlockSet next_set = next_of(set, share.group_end);
+    const bool first = set.begin == 0, last = set.end == blocks;
+    for (int64_t t = tile; t < tile_end; ++t) {
+      const int64_t row = t * kTileRows - input.first_lane, rows_left = input.rows - row;
+      for (int64_t g = 0; g < set.groups; ++g) {
+        // Results come meanwhile: of the first tile while its first blocks are multiplied, of
+        // others one tile ahead.
+        if (first && t == tile) FetchResults(share, row, rows_left, set.group + g);
+        if (last && t + 1 < tile_end) {
+          FetchResults(share, row + kTileRows, rows_left - kTileRows, set.group + g);
         }
+        const Item next = g + 1 < set.groups    ? item_at(set, codes, t, g + 1)
+                          : t + 1 < tile_end    ? item_at(set, codes, t + 1, 0)
+                          : next_set.groups > 0 ? item_at(next_set, next_codes, tile, 0)
+                                                : item;  // which is not added again
+        Unpack unpacking = t == tile && g < next_set.groups
+                               ? begin_unpacking(next_set, ahead, next_codes, g)
+                               : nothing;
+        float* kept = scratch.sums + ((t - tile) * kGroupsAtOnce + g) * kTileRows * kLanes;
+        Vec ends[kRows][1];
+        Sums<kRows> sums;
+        if constexpr (!Form::kSpans) BeginSums<kRows, 1>(first, kept, ends);
+        ForEach<0, kRows>([&]<int r>() __attribute__((always_inline)) {
+          sums[r] = Form::kSpans ? _mm512_setzero_ps() : ends[r][0].v;
+        });
+        RunItem<Packed, Form>(item, next, unpacking, dots, sums);
+        unpacking.All();
+        if constexpr (Form::kSpans) {
+          BeginSums<kRows, 1>(first, kept, ends);
+          AddSpan<Packed, Form>(item, sums, ends);
+        } else {
+          ForEach<0, kRows>([&]<int r>()
+                                __attribute__((always_inline)) { ends[r][0].v = sums[r]; });
+        }
+        EndSums<kRows, 1>(last, share, row, set.group + g, kept, ends, row < 0 ? -row : 0,
+                          rows_left < kRows ? rows_left : kRows);
+        item = next;
       }
-      RunSpan<Packed, Form>(input, share, scratch,
-                            {begin, end, 0, group, begin == 0, end == blocks}, groups, tile,
-                            tile_end);
     }
+    set = next_set;
+    ahead = next_of(ahead, INT64_MAX);
+    uint8_t* const free = codes;
+    codes = next_codes, next_codes = free;
   }
 }
 
-template <typename Packed, typename Form>
+template <typename Packed, typename Form, int kRows>
 void RunBlocks(const MatMulInput& input, const MatMulShare& share, const MatMulScratch& scratch) {
   TileShapes shapes;
-  for (int sums = 0; sums < 4; ++sums) shapes.Set(sums, kTileRows, kTileLine);
-  for (int p = 0; p < 2; ++p) shapes.Set(kActivationTile + p, kTileRows, Form::kCodes);
+  for (int sums = 0; sums < 4; ++sums) shapes.Set(sums, kRows, kTileLine);
+  for (int p = 0; p < 2; ++p) shapes.Set(kActivationTile + p, kRows, Form::kCodes);
   shapes.Set(kCodeTile, Form::kCodes / 4, kTileLine);
   const ScopedTiles registers(shapes);
   const int64_t tiles = (input.first_lane + input.rows + kTileRows - 1) / kTileRows;
   const int64_t fitting = kCachedBytes / (input.k / kBlockValues * Form::kBytes);
   const int64_t at_once = fitting > 0 ? fitting : 1;
   for (int64_t t = 0; t < tiles; t += at_once) {
-    RunRowTiles<Packed, Form>(input, share, scratch, t, t + at_once < tiles ? t + at_once : tiles);
+    RunRowTiles<Packed, Form, kRows>(input, share, scratch, t,
+                                     t + at_once < tiles ? t + at_once : tiles);
   }
 }
 
@@ -306,7 +387,11 @@ template <typename Form>
 void Run(const MatMulInput& input, const MatMulShare& share, const MatMulScratch& scratch) {
   WithBlockLayout(share.weight.kind, [&]<typename Layout>() {
     if constexpr (!Layout::kHalves && !(Form::kNibbles && Layout::kWide)) {
-      RunBlocks<Layout, Form>(input, share, scratch);
+      if (input.first_lane + input.rows <= kFewRows) {
+        RunBlocks<Layout, Form, kFewRows>(input, share, scratch);
+      } else {
+        RunBlocks<Layout, Form, kTileRows>(input, share, scratch);
+      }
     }
   });
 }
@@ -352,10 +437,10 @@ TREADLE_SIMD void StoreRow(int8_t* codes, const __m512i (&q)[2]) {
 // As QuantizeInt8 and its like do it; constants of sixteen rows are computed at a time.
 template <typename Form>
 TREADLE_LOOP void QuantizeRows(const float* x, int64_t stride, int64_t lane, int64_t rows,
-                               int64_t k, uint8_t* tile) {
+                               int64_t empty, int64_t k, uint8_t* tile) {
   const __m512 steps = _mm512_set1_ps(Form::kSteps);
   const __m512i most = _mm512_set1_epi32(Form::kSteps), least = _mm512_set1_epi32(-Form::kSteps);
-  const auto wanted = static_cast<__mmask16>((1u << rows) - 1);
+  const auto wanted = static_cast<__mmask16>((1u << (rows + empty)) - 1);
   const int64_t blocks = k / kBlockValues;
   for (int64_t first = 0, last; first < blocks; first = last) {
     last = Form::kSpans ? SpanEnd(first, blocks) : first + 1;
@@ -413,17 +498,17 @@ void MatMulTilesInt16(const MatMulInput& input, const MatMulShare& share,
                       const MatMulScratch& scratch) {
   Run<Planes>(input, share, scratch);
 }
-void QuantizeTileInt8(const float* x, int64_t stride, int64_t lane, int64_t rows, int64_t k,
-                      uint8_t* tile) {
-  QuantizeRows<Bytes>(x, stride, lane, rows, k, tile);
+void QuantizeTileInt8(const float* x, int64_t stride, int64_t lane, int64_t rows, int64_t empty,
+                      int64_t k, uint8_t* tile) {
+  QuantizeRows<Bytes>(x, stride, lane, rows, empty, k, tile);
 }
-void QuantizeTileInt12(const float* x, int64_t stride, int64_t lane, int64_t rows, int64_t k,
-                       uint8_t* tile) {
-  QuantizeRows<Nibbles>(x, stride, lane, rows, k, tile);
+void QuantizeTileInt12(const float* x, int64_t stride, int64_t lane, int64_t rows, int64_t empty,
+                       int64_t k, uint8_t* tile) {
+  QuantizeRows<Nibbles>(x, stride, lane, rows, empty, k, tile);
 }
-void QuantizeTileInt16(const float* x, int64_t stride, int64_t lane, int64_t rows, int64_t k,
-                       uint8_t* tile) {
-  QuantizeRows<Planes>(x, stride, lane, rows, k, tile);
+void QuantizeTileInt16(const float* x, int64_t stride, int64_t lane, int64_t rows, int64_t empty,
+                       int64_t k, uint8_t* tile) {
+  QuantizeRows<Planes>(x, stride, lane, rows, empty, k, tile);
 }
 
 }  // namespace treadle::TREADLE_ISA
