@@ -8,6 +8,9 @@ namespace treadle {
 namespace {
 
 constexpr size_t kHugePage = size_t{2} << 20;
+// Buffers of so many bytes get huge pages of their own. Activations of 512 tokens lie on hundreds
+// of small ones, which products look up row by row.
+constexpr size_t kHugeFrom = size_t{128} << 10;
 constexpr size_t kChunk = size_t{32} << 20;
 
 size_t RoundUp(size_t value, size_t multiple) {
@@ -17,9 +20,9 @@ size_t RoundUp(size_t value, size_t multiple) {
 }  // namespace
 
 std::shared_ptr<uint8_t> MapMemory(size_t bytes) {
-  const size_t slack = bytes >= kHugePage ? kHugePage : 0;
+  const size_t slack = bytes >= kHugeFrom ? kHugePage : 0;
   if (bytes > SIZE_MAX / 2) return nullptr;
-  const size_t mapped = RoundUp(bytes < 1 ? 1 : bytes, 4096) + slack;
+  const size_t mapped = RoundUp(bytes < 1 ? 1 : bytes, slack > 0 ? kHugePage : 4096) + slack;
   void* base = mmap(nullptr, mapped, PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (base == MAP_FAILED) return nullptr;

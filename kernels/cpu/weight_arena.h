@@ -46,7 +46,7 @@ class ScratchMemory {
 };
 
 // Zero-filled anonymous memory that costs nothing until it is touched; 2 MB aligned and on huge
-// pages if it is that large. Null if the system refuses.
+// pages from 128 KB on. Null if the system refuses.
 std::shared_ptr<uint8_t> MapMemory(size_t bytes);
 
 }  // namespace treadle
