@@ -122,7 +122,7 @@ void CpuMatMul::Plan(const Tensor& x, std::span<const Projection> projections) {
     const MatMulKernel& kernel = KernelFor(view);
     const TileKernel* tiles = view.bf16 ? &kernel.bf16_tiles : &kernel.tiles;
     const bool has_tiles = tiles->run != nullptr && (view.bf16 || HasTiles(view.kind));
-    if (!has_tiles || !tiles->Pays(out.rows)) tiles = nullptr;
+    if (!has_tiles || !tiles->Pays(projection.first_row % kTileRows, out.rows)) tiles = nullptr;
     const bool row_tiles =
         row_int8 && out.rows >= kTileRows && kernel_.run_row_int8_tiles != nullptr;
     jobs_.push_back({{view, 0, groups, projection.bias, static_cast<float*>(out.data), out.stride,

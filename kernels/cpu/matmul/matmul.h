@@ -28,9 +28,13 @@ struct TileKernel {
   int64_t block_bytes = 0;  // of kTileRows rows and 32 k
   bool any_rows = false;
 
-  // Vectors do six rows in the time that a tile of half the height takes, unpacking included (Xeon
-  // with AMX, 2026-11-28).
-  bool Pays(int64_t rows) const { return any_rows || rows > 6; }
+  // Whether it pays for rows from `lane` of a tile on. Vectors do six rows in the time that a tile
+  // of half the height takes, unpacking included, and eight for each further tile (Xeon with AMX,
+  // 2026-11-28).
+  bool Pays(int64_t lane, int64_t rows) const {
+    const int64_t tiles = (lane + rows + kTileRows - 1) / kTileRows;
+    return any_rows || rows > 8 * tiles - 2;
+  }
 };
 
 // One compute mode.

@@ -65,9 +65,6 @@ struct CodeTile {
       }
     });
   }
-  TREADLE_SIMD static void UnpackConstants(const uint8_t* group, int64_t block, uint8_t* tile) {
-    treadle::TREADLE_ISA::UnpackConstants<Packed>(group, block, tile + kScales);
-  }
 };
 
 // Blocks [begin, end) of groups from `group` on, which are unpacked at the same time.
@@ -97,7 +94,7 @@ struct Unpacking {
   }
   TREADLE_SIMD void Finish() {
     constexpr int64_t kBytes = Packed::kBytes / Packed::kBlocks;
-    CodeTile<Packed, Form>::UnpackConstants(group, block, to);
+    UnpackConstants<Packed>(group, block, to + CodeTile<Packed, Form>::kScales);
 #pragma GCC unroll 16
     for (int64_t line = 0; line < kBytes; line += 64) __builtin_prefetch(ahead + line, 0, 2);
     ahead += kBytes;
@@ -223,8 +220,8 @@ struct Item {
   }
 };
 
-// Adds an item to the sums, while the first two blocks of the next begin, and unpacks as many
-// blocks.
+// Adds an item to the sums, while the first two blocks of the next begin and as many blocks as it
+// has are unpacked.
 template <typename Packed, typename Form, int kRows>
 TREADLE_SIMD void RunItem(const Item& item, const Item& next, Unpacking<Packed, Form>& unpacking,
                           TileDots& dots, __m512 (&sums)[kRows]) {
@@ -237,7 +234,7 @@ TREADLE_SIMD void RunItem(const Item& item, const Item& next, Unpacking<Packed, 
       RunStep<Packed, Form, kOdd, true, false>(added, multiplied, unpacking, dots, sums);
     }
   };
-  if (item.blocks < 3) unpacking.All();  // which may be of the next item already
+  if (item.blocks < 3) unpacking.All();  // the next item may begin with them at once
   for (int64_t b = 0; b < item.blocks; b += 2) {
     const bool more = b + 2 < item.blocks;
     const Item& from = more ? item : next;
@@ -413,25 +410,30 @@ TREADLE_SIMD __m512i ReduceEach(const __m512i (&rows)[kTileRows], Op op) {
   return join(join(fours[0], fours[1]), join(fours[2], fours[3]));
 }
 
-TREADLE_SIMD void StoreLowBytes(int8_t* to, const __m512i (&q)[2]) {
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(q[0]));
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 16), _mm512_cvtepi32_epi8(q[1]));
-}
-
-// Stores as StorePlanes and StoreByteCodes do.
+// Stores the codes of a row, words in the order of two packed vectors, as StorePlanes and
+// StoreByteCodes do.
 template <typename Form>
-TREADLE_SIMD void StoreRow(int8_t* codes, const __m512i (&q)[2]) {
-  if constexpr (Form::kPlanes == 1 && !Form::kNibbles) return StoreLowBytes(codes, q);
+TREADLE_SIMD void StoreRow(int8_t* codes, __m512i q) {
+  constexpr bool kParts = Form::kPlanes == 2 || Form::kNibbles;
   constexpr int kBits = Form::kNibbles ? 4 : 7;
-  constexpr int64_t kLow = Form::kNibbles ? kBlockValues : 0;
-  constexpr int64_t kHigh = Form::kNibbles ? 0 : Form::kPlaneBytes;
-  __m512i low[2], high[2];
-  for (int i = 0; i < 2; ++i) {
-    high[i] = _mm512_srai_epi32(_mm512_add_epi32(q[i], _mm512_set1_epi32(1 << (kBits - 1))), kBits);
-    low[i] = _mm512_sub_epi32(q[i], _mm512_slli_epi32(high[i], kBits));
+  __m512i high = q, low = q;
+  if constexpr (kParts) {
+    high = _mm512_srai_epi16(_mm512_add_epi16(q, _mm512_set1_epi16(1 << (kBits - 1))), kBits);
+    low = _mm512_sub_epi16(q, _mm512_slli_epi16(high, kBits));
   }
-  StoreLowBytes(codes + kLow, low);
-  StoreLowBytes(codes + kHigh, high);
+  // In each 128 bits four bytes of the first vector's high parts, four of the second's, then low.
+  const __m512i bytes = _mm512_permutexvar_epi32(
+      _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15),
+      _mm512_packs_epi16(high, low));
+  if constexpr (Form::kNibbles) {
+    _mm512_storeu_si512(codes, bytes);
+  } else {
+    const auto store = [](int8_t * to, __m256i half) __attribute__((always_inline)) {
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), half);
+    };
+    store(codes, _mm512_extracti64x4_epi64(bytes, 1));
+    if constexpr (kParts) store(codes + Form::kPlaneBytes, _mm512_castsi512_si256(bytes));
+  }
 }
 
 // As QuantizeInt8 and its like do it; constants of sixteen rows are computed at a time.
@@ -439,7 +441,7 @@ template <typename Form>
 TREADLE_LOOP void QuantizeRows(const float* x, int64_t stride, int64_t lane, int64_t rows,
                                int64_t empty, int64_t k, uint8_t* tile) {
   const __m512 steps = _mm512_set1_ps(Form::kSteps);
-  const __m512i most = _mm512_set1_epi32(Form::kSteps), least = _mm512_set1_epi32(-Form::kSteps);
+  const __m512i most = _mm512_set1_epi16(Form::kSteps), least = _mm512_set1_epi16(-Form::kSteps);
   const auto wanted = static_cast<__mmask16>((1u << (rows + empty)) - 1);
   const int64_t blocks = k / kBlockValues;
   for (int64_t first = 0, last; first < blocks; first = last) {
@@ -464,14 +466,13 @@ TREADLE_LOOP void QuantizeRows(const float* x, int64_t stride, int64_t lane, int
     for (int64_t b = begin; b < end; b += kBlockValues, tile += Form::kBytes) {
       for (int64_t r = 0; r < rows; ++r) {
         const float* row = x + r * stride + b;
-        __m512i q[2];
-        for (int i = 0; i < 2; ++i) {
-          q[i] = _mm512_cvtps_epi32(
-              _mm512_mul_ps(_mm512_loadu_ps(row + 16 * i), _mm512_set1_ps(inverses[r])));
-          q[i] = _mm512_max_epi32(_mm512_min_epi32(q[i], most), least);
-        }
+        const auto round = [&](const float* p) __attribute__((always_inline)) {
+          return _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(p), _mm512_set1_ps(inverses[r])));
+        };
+        __m512i q = _mm512_packs_epi32(round(row), round(row + kLanes));
+        q = _mm512_max_epi16(_mm512_min_epi16(q, most), least);
         StoreRow<Form>(reinterpret_cast<int8_t*>(tile) + (lane + r) * Form::kCodes, q);
-        of_rows[r] = _mm512_add_epi32(q[0], q[1]);
+        of_rows[r] = _mm512_madd_epi16(q, _mm512_set1_epi16(1));
       }
       const __m512i sums = ReduceEach(
           of_rows, [](__m512i a, __m512i c)
