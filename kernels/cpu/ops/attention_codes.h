@@ -385,7 +385,7 @@ TREADLE_SIMD void ForCodeQueries(const Tile& tile, Body body) {
 }
 
 // max, sum and vector of one block for the tile's queries.
-void TileBlock(const Tile& tile, const CodeBlock& s) {
+inline void TileBlock(const Tile& tile, const CodeBlock& s) {
   const int64_t groups = (tile.limit[tile.queries - 1] + kLanes - 1) / kLanes;
   ForCodeQueries(tile,
                  [&]<int kQueries>(int query) { ScoreCodes<kQueries>(tile, s, query, groups); });

@@ -208,7 +208,7 @@ void AccumulateAll(const Tile& tile, const Block<T>& block, int64_t from, int64_
 }
 
 // Multiplies each query's number of each position, a score or p, by the position's scale.
-void ScalePositions(const Tile& tile, int64_t groups, const uint16_t* const* scales) {
+inline void ScalePositions(const Tile& tile, int64_t groups, const uint16_t* const* scales) {
   for (int64_t group = 0; group < groups; ++group) {
     const Vec scale = LoadBFloat16(scales[group]);
     for (int query = 0; query < tile.queries; ++query) {
