@@ -1,5 +1,5 @@
 // Activations quantized and to memory, and reductions over them: eight lanes at a time on every
-// instruction set, for the work is small next to the product.
+// instruction set, for the work is small next to the product, or 16 rows for AMX.
 //
 // For sources that are compiled once per instruction set (see simd.h).
 #pragma once
@@ -100,6 +100,25 @@ TREADLE_SIMD void StorePlanes(int8_t* low, int8_t* high, const __m256i (&q)[4]) 
   StoreByteCodes(low, lower);
   StoreByteCodes(high, upper);
 }
+
+#ifdef __AVX512F__
+// Lane r: what `op` makes of the lanes of rows[r].
+template <typename Op>
+TREADLE_SIMD __m512i ReduceEach(const __m512i (&rows)[kTileRows], Op op) {
+  __m512i fours[4];  // rows 4i to 4i + 3, in each 128 bits a part of their lanes
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const __m512i* r = rows + 4 * i;
+    const __m512i a = op(_mm512_unpacklo_epi32(r[0], r[1]), _mm512_unpackhi_epi32(r[0], r[1]));
+    const __m512i b = op(_mm512_unpacklo_epi32(r[2], r[3]), _mm512_unpackhi_epi32(r[2], r[3]));
+    fours[i] = op(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
+  }
+  const auto join = [&](__m512i a, __m512i b) __attribute__((always_inline)) {
+    return op(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
+  };
+  return join(join(fours[0], fours[1]), join(fours[2], fours[3]));
+}
+#endif
 
 }  // namespace
 }  // namespace treadle::TREADLE_ISA

@@ -393,23 +393,6 @@ void Run(const MatMulInput& input, const MatMulShare& share, const MatMulScratch
   });
 }
 
-// Lane r: what `op` makes of the lanes of rows[r].
-template <typename Op>
-TREADLE_SIMD __m512i ReduceEach(const __m512i (&rows)[kTileRows], Op op) {
-  __m512i fours[4];  // rows 4i to 4i + 3, in each 128 bits a part of their lanes
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    const __m512i* r = rows + 4 * i;
-    const __m512i a = op(_mm512_unpacklo_epi32(r[0], r[1]), _mm512_unpackhi_epi32(r[0], r[1]));
-    const __m512i b = op(_mm512_unpacklo_epi32(r[2], r[3]), _mm512_unpackhi_epi32(r[2], r[3]));
-    fours[i] = op(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
-  }
-  const auto join = [&](__m512i a, __m512i b) __attribute__((always_inline)) {
-    return op(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
-  };
-  return join(join(fours[0], fours[1]), join(fours[2], fours[3]));
-}
-
 // Stores the codes of a row, words in the order of two packed vectors, as StorePlanes and
 // StoreByteCodes do.
 template <typename Form>
