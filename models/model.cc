@@ -65,17 +65,18 @@ absl::StatusOr<std::vector<std::unique_ptr<Model>>> LoadModelRanks(
   SharedConversion conversion(static_cast<int>(size));
   Mutex mutex;
   std::vector<double> fractions(size);  // that each rank has loaded
+  const auto progress = options.progress;  // its own state: threads copy `options` while it is told
   std::vector<std::unique_ptr<Model>> models(size);
   std::vector<absl::Status> statuses(size);
   const auto load_rank = [&](size_t rank) {
     LoadOptions load = options;
     load.shard = {static_cast<int>(rank), static_cast<int>(size)};
-    if (options.progress) {
+    if (progress) {
       load.progress = [&, rank](double fraction) {
         MutexLock lock(mutex);
         fractions[rank] = fraction;
         const double sum = std::accumulate(fractions.begin(), fractions.end(), 0.0);
-        options.progress(sum / static_cast<double>(size));
+        progress(sum / static_cast<double>(size));
       };
     }
     load.conversion = &conversion;
