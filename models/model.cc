@@ -64,7 +64,7 @@ absl::StatusOr<std::vector<std::unique_ptr<Model>>> LoadModelRanks(
   const size_t size = backends.size();
   SharedConversion conversion(static_cast<int>(size));
   Mutex mutex;
-  std::vector<double> fractions(size);  // that each rank has loaded
+  std::vector<double> fractions(size);     // that each rank has loaded
   const auto progress = options.progress;  // its own state: threads copy `options` while it is told
   std::vector<std::unique_ptr<Model>> models(size);
   std::vector<absl::Status> statuses(size);

@@ -86,6 +86,7 @@ struct RemoteEngineOptions {
   std::chrono::milliseconds iteration_deadline{120'000};
   // A worker that says nothing for so long is lost; longer where the master's own threads are late.
   std::chrono::milliseconds silence{2'000};
+  std::chrono::milliseconds suspicion{100};  // for the loss behind a neighbour's failure to be seen
   std::chrono::milliseconds connect_deadline{30'000};  // for workers to be there, at every epoch
   std::chrono::milliseconds join_deadline{10'000};     // and, once they are, for it to stand
   std::string version;                                 // empty: this program's

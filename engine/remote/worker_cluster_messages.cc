@@ -15,9 +15,6 @@ namespace {
 
 using SteadyClock = std::chrono::steady_clock;
 
-// For the loss behind a neighbour's failure to be noticed.
-constexpr std::chrono::milliseconds kSuspicion{100};
-
 absl::StatusCode StatusCodeOf(int32_t code) {
   constexpr int kLastCode = static_cast<int>(absl::StatusCode::kUnauthenticated);
   const bool known = code > 0 && code <= kLastCode;
@@ -336,7 +333,7 @@ void WorkerCluster::OnFailed(size_t stage, const control::Failed& failed) {
   if (!MayBeOfAnother(code)) return End(Named(stage, status));
   if (!suspicion_.ok()) return;
   suspicion_ = Named(stage, status);
-  suspicion_due_ = SteadyClock::now() + kSuspicion;
+  suspicion_due_ = SteadyClock::now() + options_.suspicion;
   pulse_->Nudge();
 }
 

@@ -111,6 +111,7 @@ ClusterOptions ThreeStages(WireType wire) {
   options.model = *WriteTinyLlamaGguf(OwnFolder().path(), model);
   options.stages = kStages;
   options.engine.wire = wire;
+  options.engine.suspicion = std::chrono::seconds(10);  // a worker of this process ends slowly
   if (wire == WireType::kBf16) options.engine.tensor_parallel = 2;
   return options;
 }
