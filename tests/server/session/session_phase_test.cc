@@ -96,7 +96,13 @@ class SessionWalk : public SessionTest {
     disk_ = {};
     session_ = std::make_shared<FakeFrontEnd>(*environment_, /*slow=*/true);
     sessions_.push_back(session_);
-    session_->Start({}, 100, [this] { return read_.get_future().get(); });
+    // A session that is left before its turn to be read ends by itself: it has its turn first.
+    std::promise<void> begun;
+    session_->Start({}, 100, [&, read = read_.get_future().share()] {
+      begun.set_value();
+      return read.get();
+    });
+    begun.get_future().wait();
   }
 
   void Take(Step step) {
