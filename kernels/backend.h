@@ -44,20 +44,19 @@ namespace treadle {
 //           (16256 / absmax), 127 * 128 steps, so that q = 128 * high + low with both in 8 bits. Of
 //           a span's blocks p = fma(I, d, p) from 0, and y = fma(m, dx * S, y) if there are minima;
 //           then y = fma(p, dx, y). I reaches 128 * 16256 * 32 < 2^31 and is rounded to float once.
-//   kInt12: kInt16, but with 127 * 16 steps for formats whose codes are nibbles
-//           (WeightFormat::nibbles): q = 16 * high + low, so that a byte of a processor's matrix
-//           unit holds 16 * code, and one product of bytes has both parts.
+//   kInt12: kInt16, but with 127 * 16 steps for nibbles (HasNibbles): q = 16 * high + low, so that
+//           a byte of a processor's matrix unit holds 16 * code, and one product of bytes has both.
 //   kBf16:  layers' matrices (MatrixSource::of_layer), float ones too, and Attention: x and w =
 //           fma(d, code, m), or q * scale and p, are rounded to bf16, as is what RotateAndStoreKv
 //           stores as floats. Of each 32 k in turn, fma(w, x, sum) of the even ones is a chain from
 //           0, that of the odd ones another, and y += even + odd; in all of these subnormal numbers
 //           are zeros. The other matrices run as in kInt16.
-//   kMixed: kInt8 for the matrices whose MatrixSource::coarse is set, but for apart formats; else
-//           kInt16.
+//   kMixed: kInt8 for the matrices whose MatrixSource::coarse is set, of apart formats only those
+//           with nibbles; else kInt16.
 //   kAuto:  what the backend recommends for the format (documented at the backend).
 // "k", and the blocks of activations, follow MatrixConstants::input_order where a matrix has one.
-// Apart formats with a codebook of floats run exact with w = scale * (codebook[code] -
-// zero), unless the backend says which rounding of the codebook its integer modes use.
+// Nibbles of apart formats have minima m = -(scale * zero), rounded once. Others of these run exact
+// with w = scale * (codebook[code] - zero), unless the backend says how its integer modes round.
 //
 // LLM.int8() (ActivationPolicy::kRowInt8; Dettmers, chapter 2) is the same in every mode. An
 // element with |x| >= threshold is an outlier (OutlierRule says whose). Of the others: dx = absmax
@@ -75,11 +74,11 @@ constexpr std::string_view Name(ComputeMode compute) { return WordOf(kComputeMod
 inline ComputeMode ModeOf(ComputeMode compute, const MatrixSource& source) {
   if (compute == ComputeMode::kBf16) return source.of_layer ? compute : ComputeMode::kInt16;
   if (compute == ComputeMode::kInt12) {
-    return source.format->nibbles ? compute : ComputeMode::kInt16;
+    return HasNibbles(source) ? compute : ComputeMode::kInt16;
   }
   if (compute != ComputeMode::kMixed) return compute;
-  const bool coarse = source.of_layer && source.coarse && !source.format->apart();
-  return coarse ? ComputeMode::kInt8 : ComputeMode::kInt16;
+  const bool integers = !source.format->apart() || HasNibbles(source);
+  return source.of_layer && source.coarse && integers ? ComputeMode::kInt8 : ComputeMode::kInt16;
 }
 
 // A weight matrix in the backend's own layout. Opaque; constant once made.

@@ -1,7 +1,6 @@
 #include "kernels/formats/coded_rows.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "kernels/formats/families.h"
 
@@ -19,11 +18,9 @@ constinit const formats::Codebook<256> kIntegers =
 CodedRows::CodedRows(const MatrixSource& source) : source_(source) {
   const WeightFormat& format = *source.format;
   if (format.apart()) {
-    const int64_t block = source.constants->scale_block;
     bits_ = format.code_bits;
     values_ = CodebookOf(source);
-    // Every row changes its constants at multiples of this.
-    run_ = block >= source.n * source.k ? source.k : std::gcd(block, source.k);
+    run_ = ConstantRun(source);
     return;
   }
   run_ = format.group;

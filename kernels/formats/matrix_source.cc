@@ -1,6 +1,7 @@
 #include "kernels/formats/matrix_source.h"
 
 #include <cmath>
+#include <numeric>
 
 #include "base/status.h"
 #include "kernels/formats/coded_rows.h"
@@ -104,6 +105,30 @@ std::span<const float> CodebookOf(const MatrixSource& source) {
     return source.constants->codebook;
   }
   return source.format->codebook;
+}
+
+int64_t ConstantRun(const MatrixSource& source) {
+  const int64_t block = source.constants->scale_block;
+  return block >= source.n * source.k ? source.k : std::gcd(block, source.k);
+}
+
+bool HasNibbles(const MatrixSource& source) {
+  if (!source.format->apart()) return source.format->nibbles;
+  if (source.format->code_bits != 4 || ConstantRun(source) % 32 != 0) return false;
+  const std::span<const float> codebook = CodebookOf(source);
+  for (size_t i = 0; i < codebook.size(); ++i) {
+    if (codebook[i] != codebook[0] + static_cast<float>(i)) return false;
+  }
+  for (size_t block = 0; block < source.constants->scales.size(); ++block) {
+    const float zero = NibbleZero(source, block);
+    if (!(zero >= 0 && zero <= 255 && zero == std::trunc(zero))) return false;
+  }
+  return true;
+}
+
+float NibbleZero(const MatrixSource& source, size_t block) {
+  const std::vector<float>& zeros = source.constants->zeros;
+  return (zeros.empty() ? 0.0f : zeros[block]) - CodebookOf(source)[0];
 }
 
 void UnpackCodes(const WeightFormat& format, const std::byte* data, int64_t first, int64_t count,

@@ -96,6 +96,17 @@ std::span<const int32_t> InputOrderOf(const MatrixSource& source);
 // The value of each code of an apart format's matrix. [2^code_bits]
 std::span<const float> CodebookOf(const MatrixSource& source);
 
+// How many columns of an apart format's matrix share their constants in every row; a divisor of k.
+int64_t ConstantRun(const MatrixSource& source);
+
+// Whether weights are scale * (nibble - zero), so that products of integers take nibbles as they
+// are: of an inline format (WeightFormat::nibbles), or of an apart one with codes of four bits, a
+// codebook of consecutive integers, whole zeros of a byte, and constants that change at multiples
+// of 32 columns (GPTQ, AWQ).
+bool HasNibbles(const MatrixSource& source);
+// That zero, of an apart format's block of constants.
+float NibbleZero(const MatrixSource& source, size_t block);
+
 // Codes [first, first + count) of an apart format's flat matrix, one per byte.
 void UnpackCodes(const WeightFormat& format, const std::byte* data, int64_t first, int64_t count,
                  uint8_t* codes);

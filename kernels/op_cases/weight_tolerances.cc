@@ -42,6 +42,10 @@ class KeptMatrix final : public PackedMatrix {
     return threshold > 0 && !(std::fabs(x) < threshold);
   }
   const MatrixSource& source() const { return source_; }
+  // Whether integer modes round nothing but activations.
+  bool integers() const {
+    return format().group > 0 || (format().apart() && !row_int8() && HasNibbles(source_));
+  }
   OutlierRule outlier_rule() const { return constants_.outlier_rule; }
 
   // The values of row n, in canonical decoding. [k]
@@ -74,11 +78,13 @@ std::vector<double> KeptMatrix::Magnitudes(int64_t n) const {
   const WeightFormat& format = *source_.format;
   if (format.group == 0) {
     for (const float value : Values(n)) magnitudes.push_back(std::fabs(value));
-    if (constants_.zeros.empty()) return magnitudes;
+    const bool nibbles = integers();
+    if (constants_.zeros.empty() && !nibbles) return magnitudes;
     // scale * (code - zero): |scale| (|code| + |zero|) is at most this.
     for (int64_t i = 0; i < k(); ++i) {
       const size_t block = BlockOf(n, i);
-      magnitudes[i] += 2 * std::fabs(double{constants_.scales[block]} * constants_.zeros[block]);
+      const float zero = nibbles ? NibbleZero(source_, block) : constants_.zeros[block];
+      magnitudes[i] += 2 * std::fabs(double{constants_.scales[block]} * zero);
     }
     return magnitudes;
   }
@@ -118,7 +124,7 @@ class ProductError {
         compute_(ModeOf(arithmetic.compute, weight_.source())),
         products_(weight_.row_int8() ? DType::kF32 : arithmetic.products),
         rounds_codebook_(compute_ == ComputeMode::kInt16 && weight_.format().apart() &&
-                         !weight_.row_int8()) {}
+                         !weight_.row_int8() && !weight_.integers()) {}
 
   // [out.rows, n]
   void Fill(float* error) const {
@@ -207,8 +213,9 @@ class ProductError {
   std::vector<double> Activations(int64_t row) const {
     const float* x = x_.Row<float>(row);
     std::vector<double> out(x, x + x_.cols);
-    if (QuantizesActivations(compute_) && weight_.format().group > 0) {
-      out = RoundedActivations({x, static_cast<size_t>(x_.cols)}, compute_);
+    if (QuantizesActivations(compute_) && weight_.integers()) {
+      out = RoundedActivations({x, static_cast<size_t>(x_.cols)}, compute_,
+                               InputOrderOf(weight_.source()));
     }
     for (double& value : out) value = std::fabs(value);
     return out;

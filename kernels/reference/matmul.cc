@@ -8,8 +8,17 @@
 
 namespace treadle {
 
-std::vector<double> RoundedActivations(std::span<const float> x, ComputeMode compute) {
+std::vector<double> RoundedActivations(std::span<const float> x, ComputeMode compute,
+                                       std::span<const int32_t> order) {
   TREADLE_CHECK(QuantizesActivations(compute));
+  if (!order.empty()) {
+    std::vector<float> ordered;
+    for (const int32_t from : order) ordered.push_back(x[from]);
+    const std::vector<double> rounded = RoundedActivations(ordered, compute);
+    std::vector<double> in_place(x.size());
+    for (size_t i = 0; i < order.size(); ++i) in_place[order[i]] = rounded[i];
+    return in_place;
+  }
   const float steps = compute == ComputeMode::kInt8    ? 127.0f
                       : compute == ComputeMode::kInt12 ? 2032.0f
                                                        : 16256.0f;
@@ -39,6 +48,8 @@ class FloatMatrix final : public PackedMatrix {
         n_(source.n),
         k_(source.k),
         mode_(ModeOf(compute, source)),
+        integers_(source.format->group > 0 || (source.format->apart() && HasNibbles(source))),
+        input_order_(InputOrderOf(source).begin(), InputOrderOf(source).end()),
         values_(static_cast<size_t>(n_ * k_)) {
     if (source.constants == nullptr) return;
     outlier_threshold_ = source.constants->outlier_threshold;
@@ -51,6 +62,8 @@ class FloatMatrix final : public PackedMatrix {
   float* Row(int64_t row) { return values_.data() + row * k_; }
   const float* Row(int64_t row) const { return values_.data() + row * k_; }
   ComputeMode mode() const { return mode_; }  // of its products
+  bool integers() const { return integers_; }
+  std::span<const int32_t> input_order() const { return input_order_; }
   float outlier_threshold() const { return outlier_threshold_; }
   OutlierRule outlier_rule() const { return outlier_rule_; }
 
@@ -59,18 +72,12 @@ class FloatMatrix final : public PackedMatrix {
   const int64_t n_;
   const int64_t k_;
   const ComputeMode mode_;
+  const bool integers_;  // whether integer modes round nothing but activations
+  const std::vector<int32_t> input_order_;
   std::vector<float> values_;  // [n, k]
   float outlier_threshold_ = 0;
   OutlierRule outlier_rule_ = OutlierRule::kPerRow;
 };
-
-// One row of the activations as the product sees it: [k].
-std::vector<double> Activations(const float* x, int64_t k, ComputeMode compute) {
-  if (QuantizesActivations(compute)) {
-    return RoundedActivations({x, static_cast<size_t>(k)}, compute);
-  }
-  return {x, x + k};
-}
 
 double ToBf16(float x) { return ToFloat(ToNormalBFloat16(x)); }
 
@@ -138,9 +145,12 @@ void ReferenceBackend::MatMul(Tensor x, std::span<const Projection> projections)
       TREADLE_CHECK(weight.k() == x.cols && weight.n() == projection.out.cols);
       const Tensor rows = x.Rows(projection.first_row, projection.out.rows);
       if (row < projection.first_row || row >= projection.first_row + rows.rows) continue;
-      const bool blocks = weight.format().group > 0 && x.cols % 32 == 0;
-      std::vector<double> values =
-          Activations(x.Row<float>(row), x.cols, blocks ? weight.mode() : ComputeMode::kExact);
+      const bool blocks = weight.integers() && x.cols % 32 == 0;
+      const std::span<const float> given(x.Row<float>(row), static_cast<size_t>(x.cols));
+      std::vector<double> values(given.begin(), given.end());
+      if (blocks && QuantizesActivations(weight.mode())) {
+        values = RoundedActivations(given, weight.mode(), weight.input_order());
+      }
       const bool row_int8 = weight.format().activations == ActivationPolicy::kRowInt8;
       const bool rounds = weight.mode() == ComputeMode::kBf16 && !row_int8;
       if (rounds) std::ranges::transform(values, values.begin(), ToBf16);

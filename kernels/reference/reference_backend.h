@@ -37,8 +37,10 @@ constexpr int64_t ActivationSpan(int64_t left) { return left <= 320 ? left : 256
 // A row of activations as a product sees it by the rule of ComputeMode::kInt8 (127 steps, blocks of
 // 32), kInt12 (2032) or kInt16 (16256, both in spans), in float arithmetic: of each block or span,
 // with absmax = max |x|, scale * code, where scale = absmax / steps and code = x * (steps / absmax)
-// rounded half to even. One whose absmax is below 2^-100 is zeros.
-std::vector<double> RoundedActivations(std::span<const float> x, ComputeMode compute);
+// rounded half to even. One whose absmax is below 2^-100 is zeros. Blocks follow `order`
+// (MatrixConstants::input_order), if there is one; the result does not.
+std::vector<double> RoundedActivations(std::span<const float> x, ComputeMode compute,
+                                       std::span<const int32_t> order = {});
 inline bool QuantizesActivations(ComputeMode compute) {
   return compute == ComputeMode::kInt8 || compute == ComputeMode::kInt12 ||
          compute == ComputeMode::kInt16;

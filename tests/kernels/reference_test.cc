@@ -153,6 +153,20 @@ TEST(RoundedActivations, OfInt8AreHalfToEvenWithin127) {
   EXPECT_THAT(RoundedActivations(x, ComputeMode::kInt8), testing::Each(0));
 }
 
+TEST(RoundedActivations, OfAnOrderHaveItsBlocks) {
+  std::vector<float> x, sorted;
+  std::vector<int32_t> order;
+  for (int32_t i = 0; i < 64; ++i) {
+    x.push_back(i % 2 == 0 ? 1.0f + static_cast<float>(i) : 0.01f * static_cast<float>(i));
+    order.push_back(i < 32 ? 2 * i : 2 * i - 63);  // all even ones, then all odd ones
+  }
+  for (const int32_t from : order) sorted.push_back(x[from]);
+  const std::vector<double> rounded = RoundedActivations(x, ComputeMode::kInt8, order);
+  const std::vector<double> expected = RoundedActivations(sorted, ComputeMode::kInt8);
+  for (size_t i = 0; i < order.size(); ++i) EXPECT_EQ(rounded[order[i]], expected[i]);
+  EXPECT_NE(rounded, RoundedActivations(x, ComputeMode::kInt8));
+}
+
 TEST(RoundedActivations, OfInt16Have128TimesAsManySteps) {
   std::vector<float> x(32);
   x[0] = -127;  // scale 1/128

@@ -1,5 +1,5 @@
-// How a block of 32 k x 16 features of GGUF's formats lies in memory (matmul_kernels.h), for the
-// kernels to read.
+// How a block of 32 k x 16 features of GGUF's formats, or of nibbles, lies in memory
+// (matmul_kernels.h), for the kernels to read.
 //
 // A layout has kBytes per run of kBlocks blocks; its functions take the run and the block's place
 // in it. Codes are code + kZero; kWide: they exceed 15. kHalves: one scale per 16 k instead of 32.
@@ -254,6 +254,26 @@ struct TableLayout {
   }
 };
 
+// Nibbles of apart formats.
+template <int64_t kRun>
+struct NibblesLayout {
+  static constexpr int kZero = 0, kOffsets = 1;
+  static constexpr bool kWide = false, kHalves = false, kPacked = true;
+  static constexpr int64_t kBytes = NibbleRunBytes(kRun), kBlocks = kRun / kBlockValues;
+  template <int I>
+  TREADLE_SIMD static void Pair(const uint8_t* p, int64_t block, Codes<false>& low,
+                                Codes<false>& high) {
+    LoadNibbles(p + 256 * block + 64 * I, low, high);
+  }
+  TREADLE_SIMD static Vec Scale(const uint8_t* p, int64_t, int) {
+    return Load(Floats(p + 256 * kBlocks));
+  }
+  TREADLE_SIMD static Vec Offset(const uint8_t* p, int64_t block, int half) {
+    const Vec zero = LoadUnsigned(p + 256 * kBlocks + 64);
+    return Sub(Zero(), Mul(Scale(p, block, half), zero));
+  }
+};
+
 // Calls body.template operator()<Layout>() with the layout of `kind`; false if it is not one of
 // blocks.
 template <typename Body>
@@ -287,6 +307,10 @@ inline bool WithBlockLayout(PackKind kind, Body body) {
       return body.template operator()<TableLayout>(), true;
     case PackKind::kBytes:
       return body.template operator()<BytesLayout>(), true;
+    case PackKind::kNibbles32:
+      return body.template operator()<NibblesLayout<32>>(), true;
+    case PackKind::kNibbles128:
+      return body.template operator()<NibblesLayout<128>>(), true;
     default:
       return false;
   }

@@ -77,6 +77,7 @@ PackTarget PackTargetOf(CpuIsa isa, ComputeMode compute, const MatrixSource& sou
   return {.table_bits = kernel.codebooks ? bits : 8,
           .inline_codes = kernel.codebooks || kernel.quantize == nullptr,
           .isa = isa,
+          .integers = kernel.quantize != nullptr,
           .coarse = mode == ComputeMode::kInt12 ||
                     (compute == ComputeMode::kMixed && mode == ComputeMode::kInt8)};
 }
@@ -138,7 +139,8 @@ void CpuMatMul::Plan(const Tensor& x, std::span<const Projection> projections) {
                                       : kernel.run,
                      tiles != nullptr});
     groups_ += groups;
-    const bool blocks = matrix.format().group > 0 || (HasCodes(view.kind) && kernel.codebooks);
+    const bool blocks = matrix.format().group > 0 || NibbleRun(view.kind) > 0 ||
+                        (HasCodes(view.kind) && kernel.codebooks);
     Input& input = inputs_[jobs_.back().input];
     if (tiles != nullptr) {
       input.tile_kernel = tiles;

@@ -30,6 +30,10 @@
 //   kBytes              other inline formats. Per 32 k: 8 x 16 dwords of code + 128, f32 scale[16]
 //   of
 //                       the first 16 k, scale[16] of the others, and offsets likewise: 768 bytes.
+//   kNibbles32, kNibbles128
+//                       apart formats with nibbles (HasNibbles), under integer modes. Per 32 or 128
+//                       k: the nibbles of its blocks as kQ4_0's, f32 scale[16], and zero[16] in
+//                       bytes: 336 or 1104 bytes.
 //   kRowInt8            dwords of code + 128 (k padded to whole blocks of 32), f32 scale[16].
 //   kCodes4, kCodes8    per unit (so many k of each row share a scale): f32 scale[16], f32 zero[16]
 //                       if the matrix has zeros, then dwords of 8 nibbles (the low ones are four
@@ -91,6 +95,8 @@ enum class PackKind : uint8_t {
   kIq4Xs,
   kTable,
   kBytes,
+  kNibbles32,
+  kNibbles128,
   kRowInt8,
   kCodes4,
   kCodes8,
@@ -102,7 +108,13 @@ enum class PackKind : uint8_t {
   kTilesBf16,
 };
 
-// Apart formats but LLM.int8()'s.
+// k that share constants in a layout of apart formats' nibbles; 0: of others.
+constexpr int64_t NibbleRun(PackKind kind) {
+  return kind == PackKind::kNibbles128 ? 128 : kind == PackKind::kNibbles32 ? 32 : 0;
+}
+constexpr int64_t NibbleRunBytes(int64_t run) { return kGroupFeatures * (run / 2 + 4 + 1); }
+
+// Apart formats but LLM.int8()'s, and but nibbles.
 constexpr bool HasCodes(PackKind kind) {
   return kind == PackKind::kCodes4 || kind == PackKind::kCodes8 || kind == PackKind::kIntegers8 ||
          kind == PackKind::kE4M3 || kind == PackKind::kWords;
@@ -112,7 +124,8 @@ constexpr bool HasCodes(PackKind kind) {
 constexpr bool HasTiles(PackKind kind) {
   return kind == PackKind::kQ4_0 || kind == PackKind::kQ4_1 || kind == PackKind::kQ5_0 ||
          kind == PackKind::kQ5_1 || kind == PackKind::kQ8_0 || kind == PackKind::kQ4_K ||
-         kind == PackKind::kQ5_K || kind == PackKind::kIq4Nl || kind == PackKind::kIq4Xs;
+         kind == PackKind::kQ5_K || kind == PackKind::kIq4Nl || kind == PackKind::kIq4Xs ||
+         NibbleRun(kind) > 0;
 }
 
 inline constexpr int64_t kBytesBlock = 768;
@@ -229,7 +242,7 @@ struct MatMulScratch {
 
 // Values [from, from + count) of all features of a group as floats [count][16]: at `tile`, or where
 // they lie already. Both are multiples of 32 but for dense formats, whose count may be any. Not of
-// kRowInt8 and kWords. Canonical but for the signs of zeros of inline formats.
+// kRowInt8, kWords and those of NibbleRun. Canonical but for the signs of zeros of inline formats.
 TREADLE_ISA_KERNEL(DecodeTile, const float*(const PackedView& weight, int64_t group, int64_t from,
                                             int64_t count, float* tile));
 

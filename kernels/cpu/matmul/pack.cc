@@ -13,9 +13,9 @@ namespace {
 constexpr int64_t kMaxRowInt8 = int64_t{1} << 17;
 
 // The first that can hold a matrix does.
-constexpr const Packing* kPackings[] = {&kHalfPacking,     &kBlockPacking, &kRowInt8Packing,
-                                        &kCodebookPacking, &kTablePacking, &kBytesPacking,
-                                        &kFloatPacking};
+constexpr const Packing* kPackings[] = {&kHalfPacking,   &kBlockPacking,    &kRowInt8Packing,
+                                        &kNibblePacking, &kCodebookPacking, &kTablePacking,
+                                        &kBytesPacking,  &kFloatPacking};
 
 // Behind the groups of kCodes4, kTiles4, kCodes8 and kWords: floats, of which some may be unused,
 // and their integers.
@@ -120,6 +120,7 @@ void CpuMatrix::DecodeRow(int64_t row, bool accumulate, float* out) const {
   const int64_t lane = row % kGroupFeatures;
   const Packing* const special = view.kind == PackKind::kRowInt8 ? &kRowInt8Packing
                                  : view.kind == PackKind::kWords ? &kCodebookPacking
+                                 : NibbleRun(view.kind) > 0      ? &kNibblePacking
                                                                  : nullptr;
   // Zeros of inline formats are positive. Adding -0 changes nothing.
   const float positive = format.group > 0 ? 0.0f : -0.0f;

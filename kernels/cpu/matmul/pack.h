@@ -22,6 +22,7 @@ struct PackTarget {
   // Whether inline formats may be packed as kCodes4.
   bool inline_codes;
   CpuIsa isa;
+  bool integers = false;  // whether products round activations to integers
   // But for LLM.int8(): PackedView::bf16, and whether its kernel takes tiles.
   bool bf16 = false;
   bool tiles = false;

@@ -45,6 +45,53 @@ void DecodeRowInt8(const PackedView& view, const uint8_t* group, int64_t lane, i
   }
 }
 
+// Nibbles.
+
+bool PlanNibbles(const MatrixSource& source, const PackTarget& target, PackedView& view) {
+  if (!target.integers || !source.format->apart() || !HasNibbles(source)) return false;
+  view.kind = ConstantRun(source) % 128 == 0 ? PackKind::kNibbles128 : PackKind::kNibbles32;
+  const int64_t run = NibbleRun(view.kind);
+  view.group_bytes = source.k / run * NibbleRunBytes(run);
+  return true;
+}
+
+// Where a nibble lies: in the low half of its byte, or in the high one.
+struct NibblePlace {
+  int64_t byte;
+  int shift;
+};
+NibblePlace PlaceOf(int64_t k, int64_t lane) {
+  const int64_t at = k % kBlockValues;
+  return {k / kBlockValues * 256 + at % 16 / 4 * 64 + lane * 4 + at % 4, at < 16 ? 0 : 4};
+}
+
+void PackNibbles(const MatrixSource& source, const PackedView& view, int64_t from, int64_t lane,
+                 uint8_t* group) {
+  const int64_t run = NibbleRun(view.kind), zeros_at = run * 8 + kScaleBytes;
+  std::vector<uint8_t> codes(static_cast<size_t>(source.k));
+  UnpackCodes(*source.format, source.data, from * source.k, source.k, codes.data());
+  for (int64_t k = 0; k < source.k; k += run, group += NibbleRunBytes(run)) {
+    for (int64_t i = 0; i < run; ++i) {
+      const NibblePlace place = PlaceOf(i, lane);
+      group[place.byte] = static_cast<uint8_t>(group[place.byte] | codes[k + i] << place.shift);
+    }
+    const auto block = static_cast<size_t>((from * source.k + k) / source.constants->scale_block);
+    PutFloat(source.constants->scales[block], lane, group + run * 8);
+    group[zeros_at + lane] = static_cast<uint8_t>(NibbleZero(source, block));
+  }
+}
+
+void DecodeNibbles(const PackedView& view, const uint8_t* group, int64_t lane, int64_t begin,
+                   int64_t count, float* out) {
+  const int64_t run = NibbleRun(view.kind), zeros_at = run * 8 + kScaleBytes;
+  for (int64_t k = begin; k < begin + count; ++k) {
+    const uint8_t* const unit = group + k / run * NibbleRunBytes(run);
+    const NibblePlace place = PlaceOf(k % run, lane);
+    const int code = unit[place.byte] >> place.shift & 15;
+    *out++ = FloatAt(unit + run * 8, lane) * static_cast<float>(code - unit[zeros_at + lane]);
+  }
+}
+
 // Formats with a codebook, in units of k that share a scale.
 
 // Bytes of `values` codes of 16 features.
@@ -188,6 +235,7 @@ bool PlanCodes(const MatrixSource& source, const PackTarget& target, PackedView&
 }  // namespace
 
 constinit const Packing kRowInt8Packing = {PlanRowInt8, PackRowInt8, DecodeRowInt8};
+constinit const Packing kNibblePacking = {PlanNibbles, PackNibbles, DecodeNibbles};
 constinit const Packing kCodebookPacking = {PlanCodes, PackCodes, DecodeCodes};
 
 }  // namespace treadle

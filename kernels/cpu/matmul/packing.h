@@ -21,8 +21,8 @@ struct Packing {
   // Writes row `from` of the source to lane `lane` of a group, which is all zeros before its first.
   void (*pack_row)(const MatrixSource& source, const PackedView& view, int64_t from, int64_t lane,
                    uint8_t* group);
-  // Values [begin, begin + count) of a lane of kRowInt8 and kWords, decoded canonically; others are
-  // DecodeTile's. begin is a multiple of kDecodeChunk and count at most that.
+  // Values [begin, begin + count) of a lane, decoded canonically; null: DecodeTile does it. begin
+  // is a multiple of kDecodeChunk and count at most that.
   void (*decode)(const PackedView& view, const uint8_t* group, int64_t lane, int64_t begin,
                  int64_t count, float* out);
 };
@@ -32,6 +32,7 @@ extern const Packing kBlockPacking;     // kQ4_0 to kIq4Xs
 extern const Packing kTablePacking;     // kTable
 extern const Packing kBytesPacking;     // kBytes
 extern const Packing kRowInt8Packing;   // kRowInt8
+extern const Packing kNibblePacking;    // kNibbles32, kNibbles128
 extern const Packing kCodebookPacking;  // kCodes4 to kWords
 // kF32: the floats that any matrix decodes to.
 extern const Packing kFloatPacking;

@@ -90,7 +90,8 @@ bool RoundsCodebook(const MatrixSource& source, ComputeMode compute) {
   const int64_t unit = block >= source.n * source.k ? source.k : std::gcd(block, source.k);
   return (compute == ComputeMode::kInt12 || compute == ComputeMode::kInt16 ||
           compute == ComputeMode::kMixed) &&
-         source.format->activations == ActivationPolicy::kFloat && unit % 32 == 0;
+         source.format->activations == ActivationPolicy::kFloat && unit % 32 == 0 &&
+         !HasNibbles(source);
 }
 
 // Row `row` of the matrix with its codebook in integers, and a row of activations, both as kInt16
@@ -206,6 +207,52 @@ TEST_P(CpuFormatsTest, BitsDoNotDependOnRowsThreadsOrInstructionSet) {
             << shape.format << " on " << other->description();
       }
     }
+  }
+}
+
+// A zero point that all blocks have may be part of the codebook (gptq.h).
+TEST_P(CpuFormatsTest, NibblesWithOneZeroHaveTheBitsOfManyZeros) {
+  const auto backend = MakeBackend(2);
+  for (const auto& [k, block] : {std::pair(256, 128), std::pair(576, 64), std::pair(96, 96 * 18)}) {
+    auto many = MakeApart("gptq4", 18, k, block);
+    auto one = MakeApart("gptq4", 18, k, block);
+    std::ranges::fill(many.constants->zeros, 8.0f);
+    one.constants->zeros.clear();
+    for (int code = 0; code < 16; ++code) one.constants->codebook.push_back(code - 8.0f);
+    for (const int64_t rows : {1, 5, 20}) {
+      const std::vector<float> x = MakeInput(rows, k, 9);
+      EXPECT_EQ(Multiply(*backend, *MustPack(*backend, one.source), x, 0, rows),
+                Multiply(*backend, *MustPack(*backend, many.source), x, 0, rows))
+          << k << " rows " << rows;
+    }
+  }
+}
+
+TEST(Nibbles, AreConsecutiveIntegersWithZerosOfAByteInBlocksOf32) {
+  const auto change = [](int64_t block, const auto& body) {
+    auto matrix = MakeApart("gptq4", 4, 256, block);
+    body(*matrix.constants);
+    return HasNibbles(matrix.source);
+  };
+  EXPECT_TRUE(change(32, [](auto&) {}));
+  EXPECT_TRUE(change(4 * 256, [](auto& c) { c.zeros = {255}; }));
+  EXPECT_FALSE(change(16, [](auto&) {}));
+  EXPECT_FALSE(change(96, [](auto& c) { c.scale_block = 80; }));
+  for (const float zero : {256.0f, -1.0f, 0.5f}) {
+    EXPECT_FALSE(change(128, [=](auto& c) { c.zeros.back() = zero; })) << zero;
+  }
+  for (const float last : {7.0f, 8.5f}) {
+    EXPECT_EQ(change(128,
+                     [=](auto& c) {
+                       c.zeros.clear();
+                       for (int code = 0; code < 15; ++code) c.codebook.push_back(code - 8.0f);
+                       c.codebook.push_back(last);
+                     }),
+              last == 7.0f);
+  }
+  EXPECT_TRUE(HasNibbles(MakeRandomMatrix(*FindWeightFormat("q4_1"), 4, 32, 1).source));
+  for (const char* name : {"nf4", "gptq8", "kbit4"}) {
+    EXPECT_FALSE(HasNibbles(MakeApart(name, 4, 256, 64).source)) << name;
   }
 }
 
