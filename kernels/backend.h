@@ -51,11 +51,12 @@ namespace treadle {
 //           stores as floats. Of each 32 k in turn, fma(w, x, sum) of the even ones is a chain from
 //           0, that of the odd ones another, and y += even + odd; in all of these subnormal numbers
 //           are zeros. The other matrices run as in kInt16.
-//   kMixed: kInt8 for the matrices whose MatrixSource::coarse is set, of apart formats only those
-//           with nibbles; else kInt16.
+//   kMixed: kInt8 for the matrices whose MatrixSource::coarse is set, if they have integers
+//           (HasIntegers); else kInt16.
 //   kAuto:  what the backend recommends for the format (documented at the backend).
 // "k", and the blocks of activations, follow MatrixConstants::input_order where a matrix has one.
-// Nibbles of apart formats have minima m = -(scale * zero), rounded once. Others of these run exact
+// Apart formats with integers (HasIntegers) have w = scale * (code - z) + m, where z is 0 for four
+// bits and 128 for eight, and m = -(scale * (zero - z)), rounded once. Others of these run exact
 // with w = scale * (codebook[code] - zero), unless the backend says how its integer modes round.
 //
 // LLM.int8() (ActivationPolicy::kRowInt8; Dettmers, chapter 2) is the same in every mode. An
@@ -73,12 +74,10 @@ constexpr std::string_view Name(ComputeMode compute) { return WordOf(kComputeMod
 // The mode of one matrix's products: kBf16, kMixed and kInt12 are several.
 inline ComputeMode ModeOf(ComputeMode compute, const MatrixSource& source) {
   if (compute == ComputeMode::kBf16) return source.of_layer ? compute : ComputeMode::kInt16;
-  if (compute == ComputeMode::kInt12) {
-    return HasNibbles(source) ? compute : ComputeMode::kInt16;
-  }
+  if (compute == ComputeMode::kInt12) return HasNibbles(source) ? compute : ComputeMode::kInt16;
   if (compute != ComputeMode::kMixed) return compute;
-  const bool integers = !source.format->apart() || HasNibbles(source);
-  return source.of_layer && source.coarse && integers ? ComputeMode::kInt8 : ComputeMode::kInt16;
+  const bool coarse = source.of_layer && source.coarse && HasIntegers(source);
+  return coarse ? ComputeMode::kInt8 : ComputeMode::kInt16;
 }
 
 // A weight matrix in the backend's own layout. Opaque; constant once made.

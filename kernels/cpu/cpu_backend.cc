@@ -43,6 +43,7 @@ absl::StatusOr<Buffer> CpuOps::Allocate(size_t bytes) {
 }
 
 absl::StatusOr<std::unique_ptr<PackedMatrix>> CpuOps::Pack(const MatrixSource& source) {
+  TREADLE_RETURN_IF_ERROR(CheckMatrixSource(source));
   return PackMatrix(source, PackTargetOf(isa_, MeaningOf(compute_), source), pool_, arena_);
 }
 

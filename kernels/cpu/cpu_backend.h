@@ -5,20 +5,20 @@
 // docs/quantization.md. kInt8 is faster, but where two tokens are nearly as likely its rounding can
 // choose between them.
 //
-// Formats with a codebook (NF4, FP4, FP8, 8-bit GPTQ, k-bit) run kInt16 too, if the places along
-// k where a row changes its scale are multiples of 32: the codebook is rounded to codes c = value *
-// (4095 / largest), half to even, with the largest magnitude of its values, and the scale of c is
-// scale * (largest / 4095), rounded once; zeros are minima, m = -(scale * zero). A weight is then
-// off by at most scale * largest / 8190, which is all that this mode adds to the rounding of
-// activations. The 256 codes of GPTQ are integers and stay as they are. FP8 (E4M3) is rounded to
-// eighths, c = floor(8 * value + 1/2), at scale / 8: values from 1 (of 448) on are exact, others
-// off by at most scale / 16. Codebooks with NaN, and all of them under kInt8, run exact.
+// Formats with a codebook (NF4, FP4, FP8, k-bit) run kInt16 too, if the places along k where a row
+// changes its scale are multiples of 32: the codebook is rounded to codes c = value * (4095 /
+// largest), half to even, with the largest magnitude of its values, and the scale of c is scale *
+// (largest / 4095), rounded once; zeros are minima, m = -(scale * zero). A weight is then off by at
+// most scale * largest / 8190, which is all that this mode adds to the rounding of activations. FP8
+// (E4M3) is rounded to eighths, c = floor(8 * value + 1/2), at scale / 8: values from 1 (of 448) on
+// are exact, others off by at most scale / 16. Codebooks with NaN, and all of them under kInt8, run
+// exact.
 //
-// GGUF's formats run as the mode says, with integers that are never rounded; so do nibbles of apart
-// formats (HasNibbles: GPTQ and AWQ with 4 bits), in 4.3 bits a weight with blocks of 128, 5.25
-// with others. One of GGUF's without a layout of its own here lies as codes of four bits with f32
-// scales if sixteen values and no offsets are all it has (5 bits a weight; 6.25 with a scale for
-// 16, and under kInt8), else as bytes (12 bits).
+// GGUF's formats run as the mode says, with integers that are never rounded; so do those of apart
+// formats (HasIntegers: GPTQ and AWQ), with 0.3 bits a weight for scales and zeros in blocks of
+// 128, 1.25 in others. One of GGUF's without a layout of its own here lies as codes of four bits
+// with f32 scales if sixteen values and no offsets are all it has (5 bits a weight; 6.25 with a
+// scale for 16, and under kInt8), else as bytes (12 bits).
 //
 // k-bit codebooks too large for an instruction set to look up as quickly as bf16 weights are read
 // (6 to 8 bits on AVX2, 8 bits on AVX-512 without VBMI) are packed as those codes c, 13 bits each:

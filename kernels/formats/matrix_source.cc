@@ -112,21 +112,30 @@ int64_t ConstantRun(const MatrixSource& source) {
   return block >= source.n * source.k ? source.k : std::gcd(block, source.k);
 }
 
-bool HasNibbles(const MatrixSource& source) {
-  if (!source.format->apart()) return source.format->nibbles;
-  if (source.format->code_bits != 4 || ConstantRun(source) % 32 != 0) return false;
+bool HasIntegers(const MatrixSource& source) {
+  const WeightFormat& format = *source.format;
+  if (!format.apart()) return format.group > 0;
+  const bool bits = format.code_bits == 4 || format.code_bits == 8;
+  const bool floats = format.activations == ActivationPolicy::kFloat;
+  if (!bits || !floats || ConstantRun(source) % 32 != 0) return false;
   const std::span<const float> codebook = CodebookOf(source);
   for (size_t i = 0; i < codebook.size(); ++i) {
     if (codebook[i] != codebook[0] + static_cast<float>(i)) return false;
   }
   for (size_t block = 0; block < source.constants->scales.size(); ++block) {
-    const float zero = NibbleZero(source, block);
-    if (!(zero >= 0 && zero <= 255 && zero == std::trunc(zero))) return false;
+    const float zero = ZeroCode(source, block);
+    const bool code = zero >= 0 && zero < static_cast<float>(codebook.size());
+    if (!code || zero != std::trunc(zero)) return false;
   }
   return true;
 }
 
-float NibbleZero(const MatrixSource& source, size_t block) {
+bool HasNibbles(const MatrixSource& source) {
+  if (!source.format->apart()) return source.format->nibbles;
+  return source.format->code_bits == 4 && HasIntegers(source);
+}
+
+float ZeroCode(const MatrixSource& source, size_t block) {
   const std::vector<float>& zeros = source.constants->zeros;
   return (zeros.empty() ? 0.0f : zeros[block]) - CodebookOf(source)[0];
 }

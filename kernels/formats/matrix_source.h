@@ -99,13 +99,14 @@ std::span<const float> CodebookOf(const MatrixSource& source);
 // How many columns of an apart format's matrix share their constants in every row; a divisor of k.
 int64_t ConstantRun(const MatrixSource& source);
 
-// Whether weights are scale * (nibble - zero), so that products of integers take nibbles as they
-// are: of an inline format (WeightFormat::nibbles), or of an apart one with codes of four bits, a
-// codebook of consecutive integers, whole zeros of a byte, and constants that change at multiples
-// of 32 columns (GPTQ, AWQ).
+// Whether products of integers take the codes as they are: an inline format's, or those of an apart
+// format (GPTQ, AWQ) whose weights are scale * (code - zero), with four or eight bits, a zero that
+// is a code, and constants that change at multiples of 32 columns.
+bool HasIntegers(const MatrixSource& source);
+// Whether these are nibbles (WeightFormat::nibbles).
 bool HasNibbles(const MatrixSource& source);
-// That zero, of an apart format's block of constants.
-float NibbleZero(const MatrixSource& source, size_t block);
+// The zero of an apart format's block of constants. With HasIntegers.
+float ZeroCode(const MatrixSource& source, size_t block);
 
 // Codes [first, first + count) of an apart format's flat matrix, one per byte.
 void UnpackCodes(const WeightFormat& format, const std::byte* data, int64_t first, int64_t count,

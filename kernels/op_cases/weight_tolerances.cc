@@ -15,7 +15,8 @@ class KeptMatrix final : public PackedMatrix {
       : packed_(std::move(packed)),
         data_(source.data, source.data + source.format->MatrixBytes(source.n, source.k)),
         row_order_(source.row_order.begin(), source.row_order.end()),
-        source_(source) {
+        source_(source),
+        integers_(HasIntegers(source)) {
     source_.data = data_.data();
     source_.row_order = row_order_;
     source_.file = nullptr;
@@ -42,10 +43,7 @@ class KeptMatrix final : public PackedMatrix {
     return threshold > 0 && !(std::fabs(x) < threshold);
   }
   const MatrixSource& source() const { return source_; }
-  // Whether integer modes round nothing but activations.
-  bool integers() const {
-    return format().group > 0 || (format().apart() && !row_int8() && HasNibbles(source_));
-  }
+  bool integers() const { return integers_; }
   OutlierRule outlier_rule() const { return constants_.outlier_rule; }
 
   // The values of row n, in canonical decoding. [k]
@@ -71,6 +69,7 @@ class KeptMatrix final : public PackedMatrix {
   const std::vector<int32_t> row_order_;
   MatrixConstants constants_;
   MatrixSource source_;
+  const bool integers_;
 };
 
 std::vector<double> KeptMatrix::Magnitudes(int64_t n) const {
@@ -78,12 +77,11 @@ std::vector<double> KeptMatrix::Magnitudes(int64_t n) const {
   const WeightFormat& format = *source_.format;
   if (format.group == 0) {
     for (const float value : Values(n)) magnitudes.push_back(std::fabs(value));
-    const bool nibbles = integers();
-    if (constants_.zeros.empty() && !nibbles) return magnitudes;
+    if (constants_.zeros.empty() && !integers()) return magnitudes;
     // scale * (code - zero): |scale| (|code| + |zero|) is at most this.
     for (int64_t i = 0; i < k(); ++i) {
       const size_t block = BlockOf(n, i);
-      const float zero = nibbles ? NibbleZero(source_, block) : constants_.zeros[block];
+      const float zero = integers() ? ZeroCode(source_, block) : constants_.zeros[block];
       magnitudes[i] += 2 * std::fabs(double{constants_.scales[block]} * zero);
     }
     return magnitudes;

@@ -48,7 +48,7 @@ class FloatMatrix final : public PackedMatrix {
         n_(source.n),
         k_(source.k),
         mode_(ModeOf(compute, source)),
-        integers_(source.format->group > 0 || (source.format->apart() && HasNibbles(source))),
+        integers_(HasIntegers(source)),
         input_order_(InputOrderOf(source).begin(), InputOrderOf(source).end()),
         values_(static_cast<size_t>(n_ * k_)) {
     if (source.constants == nullptr) return;
@@ -72,7 +72,7 @@ class FloatMatrix final : public PackedMatrix {
   const int64_t n_;
   const int64_t k_;
   const ComputeMode mode_;
-  const bool integers_;  // whether integer modes round nothing but activations
+  const bool integers_;
   const std::vector<int32_t> input_order_;
   std::vector<float> values_;  // [n, k]
   float outlier_threshold_ = 0;

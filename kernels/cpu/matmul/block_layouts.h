@@ -1,4 +1,4 @@
-// How a block of 32 k x 16 features of GGUF's formats, or of nibbles, lies in memory
+// How a block of 32 k x 16 features of GGUF's formats, or of integers, lies in memory
 // (matmul_kernels.h), for the kernels to read.
 //
 // A layout has kBytes per run of kBlocks blocks; its functions take the run and the block's place
@@ -254,22 +254,28 @@ struct TableLayout {
   }
 };
 
-// Nibbles of apart formats.
-template <int64_t kRun>
-struct NibblesLayout {
-  static constexpr int kZero = 0, kOffsets = 1;
-  static constexpr bool kWide = false, kHalves = false, kPacked = true;
-  static constexpr int64_t kBytes = NibbleRunBytes(kRun), kBlocks = kRun / kBlockValues;
+// Integers of apart formats.
+template <PackKind kKind>
+struct IntegersLayout {
+  static constexpr IntegerRun kRun = IntegerRunOf(kKind);
+  static constexpr int kZero = kRun.zero(), kOffsets = 1;
+  static constexpr bool kWide = kRun.bits == 8, kHalves = false, kPacked = true;
+  static constexpr int64_t kBytes = kRun.bytes(), kBlocks = kRun.values / kBlockValues;
   template <int I>
-  TREADLE_SIMD static void Pair(const uint8_t* p, int64_t block, Codes<false>& low,
-                                Codes<false>& high) {
-    LoadNibbles(p + 256 * block + 64 * I, low, high);
+  TREADLE_SIMD static void Pair(const uint8_t* p, int64_t block, Codes<kWide>& low,
+                                Codes<kWide>& high) {
+    p += block * kRun.block_bytes();
+    if constexpr (kWide) {
+      Q8Layout::Pair<I>(p, 0, low, high);
+    } else {
+      LoadNibbles(p + 64 * I, low, high);
+    }
   }
   TREADLE_SIMD static Vec Scale(const uint8_t* p, int64_t, int) {
-    return Load(Floats(p + 256 * kBlocks));
+    return Load(Floats(p + kRun.code_bytes()));
   }
   TREADLE_SIMD static Vec Offset(const uint8_t* p, int64_t block, int half) {
-    const Vec zero = LoadUnsigned(p + 256 * kBlocks + 64);
+    const Vec zero = LoadSigned(p + kRun.code_bytes() + 4 * kGroupFeatures);
     return Sub(Zero(), Mul(Scale(p, block, half), zero));
   }
 };
@@ -307,10 +313,14 @@ inline bool WithBlockLayout(PackKind kind, Body body) {
       return body.template operator()<TableLayout>(), true;
     case PackKind::kBytes:
       return body.template operator()<BytesLayout>(), true;
-    case PackKind::kNibbles32:
-      return body.template operator()<NibblesLayout<32>>(), true;
-    case PackKind::kNibbles128:
-      return body.template operator()<NibblesLayout<128>>(), true;
+    case PackKind::kRun32Int4:
+      return body.template operator()<IntegersLayout<PackKind::kRun32Int4>>(), true;
+    case PackKind::kRun128Int4:
+      return body.template operator()<IntegersLayout<PackKind::kRun128Int4>>(), true;
+    case PackKind::kRun32Int8:
+      return body.template operator()<IntegersLayout<PackKind::kRun32Int8>>(), true;
+    case PackKind::kRun128Int8:
+      return body.template operator()<IntegersLayout<PackKind::kRun128Int8>>(), true;
     default:
       return false;
   }

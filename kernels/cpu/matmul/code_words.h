@@ -1,6 +1,5 @@
 // Codes of apart formats as the 16-bit integers that ComputeMode::kInt16 multiplies
-// (cpu_backend.h): the codebook rounded (IntegerCodebook in matmul_kernels.h), or the codes
-// themselves.
+// (cpu_backend.h): the codebook rounded (IntegerCodebook in matmul_kernels.h).
 //
 // For sources that are compiled once per instruction set (see simd.h). A decoder unpacks a block of
 // 32 k of 16 features, kBlockBytes, in kSteps steps: Decode(block, step, words) makes kFours times
@@ -370,15 +369,6 @@ struct PackedWords : ByteDecoder {
 };
 
 #endif
-
-// Codes that are their values.
-struct IntegerWords : ByteDecoder {
-  TREADLE_SIMD static float Step(const PackedView&) { return 1; }
-  TREADLE_SIMD explicit IntegerWords(const PackedView&) {}
-  TREADLE_SIMD void Decode(const uint8_t* block, int step, Words (&words)[kFours]) const {
-    words[0] = LoadWords(block + step * kLineBytes);
-  }
-};
 
 }  // namespace
 }  // namespace treadle::TREADLE_ISA

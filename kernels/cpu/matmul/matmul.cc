@@ -139,7 +139,7 @@ void CpuMatMul::Plan(const Tensor& x, std::span<const Projection> projections) {
                                       : kernel.run,
                      tiles != nullptr});
     groups_ += groups;
-    const bool blocks = matrix.format().group > 0 || NibbleRun(view.kind) > 0 ||
+    const bool blocks = matrix.format().group > 0 || IntegerRunOf(view.kind) ||
                         (HasCodes(view.kind) && kernel.codebooks);
     Input& input = inputs_[jobs_.back().input];
     if (tiles != nullptr) {

@@ -257,8 +257,6 @@ void MatMulCodebook(const MatMulInput& input, const MatMulShare& share,
       if (RunNibbleRow(input, share, scratch)) return;
 #endif
       return Run<NibbleWords>(input, share, scratch);
-    case PackKind::kIntegers8:
-      return Run<IntegerWords>(input, share, scratch);
     case PackKind::kE4M3:
       return Run<E4M3Words>(input, share, scratch);
     case PackKind::kWords:

@@ -30,16 +30,16 @@
 //   kBytes              other inline formats. Per 32 k: 8 x 16 dwords of code + 128, f32 scale[16]
 //   of
 //                       the first 16 k, scale[16] of the others, and offsets likewise: 768 bytes.
-//   kNibbles32, kNibbles128
-//                       apart formats with nibbles (HasNibbles), under integer modes. Per 32 or 128
-//                       k: the nibbles of its blocks as kQ4_0's, f32 scale[16], and zero[16] in
-//                       bytes: 336 or 1104 bytes.
+//   kRun32Int4, kRun128Int4, kRun32Int8, kRun128Int8
+//                       apart formats with integers (HasIntegers), under integer modes. Per 32 or
+//                       128 k: the codes of its blocks as kQ4_0's or kQ8_0's (there without the
+//                       128), f32 scale[16], and zero[16], less 128 if of 8 bits, in bytes.
 //   kRowInt8            dwords of code + 128 (k padded to whole blocks of 32), f32 scale[16].
 //   kCodes4, kCodes8    per unit (so many k of each row share a scale): f32 scale[16], f32 zero[16]
 //                       if the matrix has zeros, then dwords of 8 nibbles (the low ones are four
 //                       consecutive k, the high ones the next four) or of 4 bytes. kCodes4 also of
 //                       inline formats with a codebook and without offsets, but under kInt8.
-//   kIntegers8          as kCodes8, for the codebook 0, 1, ...
+//   kIntegers8          as kCodes8, for the codebook 0, 1, ..., where products are of floats.
 //   kE4M3               as kCodes8, with f32 256 * scale[16].
 //   kWords              as kCodes8, with the codebook's integers (IntegerCodebook) instead of the
 //                       codes, 13 bits each, where looking them up would take longer than reading
@@ -95,8 +95,10 @@ enum class PackKind : uint8_t {
   kIq4Xs,
   kTable,
   kBytes,
-  kNibbles32,
-  kNibbles128,
+  kRun32Int4,
+  kRun128Int4,
+  kRun32Int8,
+  kRun128Int8,
   kRowInt8,
   kCodes4,
   kCodes8,
@@ -108,16 +110,36 @@ enum class PackKind : uint8_t {
   kTilesBf16,
 };
 
-// k that share constants in a layout of apart formats' nibbles; 0: of others.
-constexpr int64_t NibbleRun(PackKind kind) {
-  return kind == PackKind::kNibbles128 ? 128 : kind == PackKind::kNibbles32 ? 32 : 0;
-}
-constexpr int64_t NibbleRunBytes(int64_t run) { return kGroupFeatures * (run / 2 + 4 + 1); }
+// Layouts of apart formats' integers: k that share constants, and bits of a code.
+struct IntegerRun {
+  int64_t values = 0;
+  int bits = 0;
 
-// Apart formats but LLM.int8()'s, and but nibbles.
+  constexpr explicit operator bool() const { return values > 0; }
+  constexpr int64_t block_bytes() const { return kBlockValues * kGroupFeatures * bits / 8; }
+  constexpr int64_t code_bytes() const { return values / kBlockValues * block_bytes(); }
+  constexpr int64_t bytes() const { return code_bytes() + kGroupFeatures * 5; }
+  constexpr int zero() const { return bits == 8 ? 128 : 0; }  // the code whose integer is 0
+};
+constexpr IntegerRun IntegerRunOf(PackKind kind) {
+  switch (kind) {
+    case PackKind::kRun32Int4:
+      return {32, 4};
+    case PackKind::kRun128Int4:
+      return {128, 4};
+    case PackKind::kRun32Int8:
+      return {32, 8};
+    case PackKind::kRun128Int8:
+      return {128, 8};
+    default:
+      return {};
+  }
+}
+
+// Apart formats that integer modes multiply as codebooks.
 constexpr bool HasCodes(PackKind kind) {
-  return kind == PackKind::kCodes4 || kind == PackKind::kCodes8 || kind == PackKind::kIntegers8 ||
-         kind == PackKind::kE4M3 || kind == PackKind::kWords;
+  return kind == PackKind::kCodes4 || kind == PackKind::kCodes8 || kind == PackKind::kE4M3 ||
+         kind == PackKind::kWords;
 }
 
 // Blocks of 32 k that share a scale: MatMulTilesInt8 and MatMulTilesInt16 take these.
@@ -125,7 +147,7 @@ constexpr bool HasTiles(PackKind kind) {
   return kind == PackKind::kQ4_0 || kind == PackKind::kQ4_1 || kind == PackKind::kQ5_0 ||
          kind == PackKind::kQ5_1 || kind == PackKind::kQ8_0 || kind == PackKind::kQ4_K ||
          kind == PackKind::kQ5_K || kind == PackKind::kIq4Nl || kind == PackKind::kIq4Xs ||
-         NibbleRun(kind) > 0;
+         IntegerRunOf(kind);
 }
 
 inline constexpr int64_t kBytesBlock = 768;
@@ -242,7 +264,8 @@ struct MatMulScratch {
 
 // Values [from, from + count) of all features of a group as floats [count][16]: at `tile`, or where
 // they lie already. Both are multiples of 32 but for dense formats, whose count may be any. Not of
-// kRowInt8, kWords and those of NibbleRun. Canonical but for the signs of zeros of inline formats.
+// kRowInt8, kWords and those of IntegerRunOf. Canonical but for the signs of zeros of inline
+// formats.
 TREADLE_ISA_KERNEL(DecodeTile, const float*(const PackedView& weight, int64_t group, int64_t from,
                                             int64_t count, float* tile));
 

@@ -13,9 +13,9 @@ namespace {
 constexpr int64_t kMaxRowInt8 = int64_t{1} << 17;
 
 // The first that can hold a matrix does.
-constexpr const Packing* kPackings[] = {&kHalfPacking,   &kBlockPacking,    &kRowInt8Packing,
-                                        &kNibblePacking, &kCodebookPacking, &kTablePacking,
-                                        &kBytesPacking,  &kFloatPacking};
+constexpr const Packing* kPackings[] = {&kHalfPacking,    &kBlockPacking,    &kRowInt8Packing,
+                                        &kIntegerPacking, &kCodebookPacking, &kTablePacking,
+                                        &kBytesPacking,   &kFloatPacking};
 
 // Behind the groups of kCodes4, kTiles4, kCodes8 and kWords: floats, of which some may be unused,
 // and their integers.
@@ -62,7 +62,6 @@ const Packing& PlanOf(const MatrixSource& source, const PackTarget& target, Pack
 absl::StatusOr<std::unique_ptr<PackedMatrix>> PackMatrix(const MatrixSource& source,
                                                          const PackTarget& target, ThreadPool& pool,
                                                          WeightArena& arena) {
-  TREADLE_RETURN_IF_ERROR(CheckMatrixSource(source));
   const WeightFormat& format = *source.format;
   if (format.activations == ActivationPolicy::kRowInt8 && source.k > kMaxRowInt8) {
     return InvalidArgument("a matrix of ", source.k, " input features in ", format.name,
@@ -120,7 +119,7 @@ void CpuMatrix::DecodeRow(int64_t row, bool accumulate, float* out) const {
   const int64_t lane = row % kGroupFeatures;
   const Packing* const special = view.kind == PackKind::kRowInt8 ? &kRowInt8Packing
                                  : view.kind == PackKind::kWords ? &kCodebookPacking
-                                 : NibbleRun(view.kind) > 0      ? &kNibblePacking
+                                 : IntegerRunOf(view.kind)       ? &kIntegerPacking
                                                                  : nullptr;
   // Zeros of inline formats are positive. Adding -0 changes nothing.
   const float positive = format.group > 0 ? 0.0f : -0.0f;

@@ -64,7 +64,8 @@ class CpuMatrix final : public PackedMatrix {
   const MatrixSource stored_ = {};
 };
 
-// Errors: a shape that the format does not allow, a bad row order, no memory.
+// Of a source that CheckMatrixSource accepts. Errors: more columns than LLM.int8() may have, no
+// memory.
 absl::StatusOr<std::unique_ptr<PackedMatrix>> PackMatrix(const MatrixSource& source,
                                                          const PackTarget& target, ThreadPool& pool,
                                                          WeightArena& arena);

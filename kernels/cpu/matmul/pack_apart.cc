@@ -45,50 +45,61 @@ void DecodeRowInt8(const PackedView& view, const uint8_t* group, int64_t lane, i
   }
 }
 
-// Nibbles.
+// Integers.
 
-bool PlanNibbles(const MatrixSource& source, const PackTarget& target, PackedView& view) {
-  if (!target.integers || !source.format->apart() || !HasNibbles(source)) return false;
-  view.kind = ConstantRun(source) % 128 == 0 ? PackKind::kNibbles128 : PackKind::kNibbles32;
-  const int64_t run = NibbleRun(view.kind);
-  view.group_bytes = source.k / run * NibbleRunBytes(run);
+bool PlanIntegers(const MatrixSource& source, const PackTarget& target, PackedView& view) {
+  if (!target.integers || !source.format->apart() || !HasIntegers(source)) return false;
+  const bool long_run = ConstantRun(source) % 128 == 0;
+  if (source.format->code_bits == 4) {
+    view.kind = long_run ? PackKind::kRun128Int4 : PackKind::kRun32Int4;
+  } else {
+    view.kind = long_run ? PackKind::kRun128Int8 : PackKind::kRun32Int8;
+  }
+  const IntegerRun run = IntegerRunOf(view.kind);
+  view.group_bytes = source.k / run.values * run.bytes();
   return true;
 }
 
-// Where a nibble lies: in the low half of its byte, or in the high one.
-struct NibblePlace {
+// Where a code of a run begins.
+struct CodePlace {
   int64_t byte;
   int shift;
 };
-NibblePlace PlaceOf(int64_t k, int64_t lane) {
-  const int64_t at = k % kBlockValues;
-  return {k / kBlockValues * 256 + at % 16 / 4 * 64 + lane * 4 + at % 4, at < 16 ? 0 : 4};
+CodePlace PlaceOf(const IntegerRun& run, int64_t k, int64_t lane) {
+  const int64_t at = k % kBlockValues, in_block = k / kBlockValues * run.block_bytes();
+  const int64_t dword = at / 4 % (run.bits == 8 ? 8 : 4);
+  return {in_block + dword * 64 + lane * 4 + at % 4, run.bits == 4 && at >= 16 ? 4 : 0};
 }
 
-void PackNibbles(const MatrixSource& source, const PackedView& view, int64_t from, int64_t lane,
-                 uint8_t* group) {
-  const int64_t run = NibbleRun(view.kind), zeros_at = run * 8 + kScaleBytes;
+void PackIntegers(const MatrixSource& source, const PackedView& view, int64_t from, int64_t lane,
+                  uint8_t* group) {
+  const IntegerRun run = IntegerRunOf(view.kind);
   std::vector<uint8_t> codes(static_cast<size_t>(source.k));
   UnpackCodes(*source.format, source.data, from * source.k, source.k, codes.data());
-  for (int64_t k = 0; k < source.k; k += run, group += NibbleRunBytes(run)) {
-    for (int64_t i = 0; i < run; ++i) {
-      const NibblePlace place = PlaceOf(i, lane);
+  for (int64_t k = 0; k < source.k; k += run.values, group += run.bytes()) {
+    for (int64_t i = 0; i < run.values; ++i) {
+      const CodePlace place = PlaceOf(run, i, lane);
       group[place.byte] = static_cast<uint8_t>(group[place.byte] | codes[k + i] << place.shift);
     }
     const auto block = static_cast<size_t>((from * source.k + k) / source.constants->scale_block);
-    PutFloat(source.constants->scales[block], lane, group + run * 8);
-    group[zeros_at + lane] = static_cast<uint8_t>(NibbleZero(source, block));
+    uint8_t* const constants = group + run.code_bytes();
+    PutFloat(source.constants->scales[block], lane, constants);
+    const int zero = static_cast<int>(ZeroCode(source, block)) - run.zero();
+    constants[kScaleBytes + lane] = static_cast<uint8_t>(zero);
   }
 }
 
-void DecodeNibbles(const PackedView& view, const uint8_t* group, int64_t lane, int64_t begin,
-                   int64_t count, float* out) {
-  const int64_t run = NibbleRun(view.kind), zeros_at = run * 8 + kScaleBytes;
+void DecodeIntegers(const PackedView& view, const uint8_t* group, int64_t lane, int64_t begin,
+                    int64_t count, float* out) {
+  const IntegerRun run = IntegerRunOf(view.kind);
+  const int mask = (1 << run.bits) - 1;
   for (int64_t k = begin; k < begin + count; ++k) {
-    const uint8_t* const unit = group + k / run * NibbleRunBytes(run);
-    const NibblePlace place = PlaceOf(k % run, lane);
-    const int code = unit[place.byte] >> place.shift & 15;
-    *out++ = FloatAt(unit + run * 8, lane) * static_cast<float>(code - unit[zeros_at + lane]);
+    const uint8_t* const codes = group + k / run.values * run.bytes();
+    const uint8_t* const constants = codes + run.code_bytes();
+    const CodePlace place = PlaceOf(run, k % run.values, lane);
+    const int code = (codes[place.byte] >> place.shift & mask) - run.zero();
+    const int zero = static_cast<int8_t>(constants[kScaleBytes + lane]);
+    *out++ = FloatAt(constants, lane) * static_cast<float>(code - zero);
   }
 }
 
@@ -220,7 +231,7 @@ bool PlanCodes(const MatrixSource& source, const PackTarget& target, PackedView&
     view.kind = PackKind::kE4M3;
   } else if (rows.bits() <= 4) {
     view.kind = PackKind::kCodes4;
-  } else if (IsIdentity(rows.values())) {
+  } else if (!target.integers && IsIdentity(rows.values())) {
     view.kind = PackKind::kIntegers8;
   } else if (rows.bits() > target.table_bits) {
     view.kind = PackKind::kWords;
@@ -235,7 +246,7 @@ bool PlanCodes(const MatrixSource& source, const PackTarget& target, PackedView&
 }  // namespace
 
 constinit const Packing kRowInt8Packing = {PlanRowInt8, PackRowInt8, DecodeRowInt8};
-constinit const Packing kNibblePacking = {PlanNibbles, PackNibbles, DecodeNibbles};
+constinit const Packing kIntegerPacking = {PlanIntegers, PackIntegers, DecodeIntegers};
 constinit const Packing kCodebookPacking = {PlanCodes, PackCodes, DecodeCodes};
 
 }  // namespace treadle

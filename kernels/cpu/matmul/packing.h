@@ -32,7 +32,7 @@ extern const Packing kBlockPacking;     // kQ4_0 to kIq4Xs
 extern const Packing kTablePacking;     // kTable
 extern const Packing kBytesPacking;     // kBytes
 extern const Packing kRowInt8Packing;   // kRowInt8
-extern const Packing kNibblePacking;    // kNibbles32, kNibbles128
+extern const Packing kIntegerPacking;   // kRun32Int4 to kRun128Int8
 extern const Packing kCodebookPacking;  // kCodes4 to kWords
 // kF32: the floats that any matrix decodes to.
 extern const Packing kFloatPacking;

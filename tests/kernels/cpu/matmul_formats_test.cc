@@ -80,6 +80,7 @@ const Shape kShapes[] = {
     {"fp8", 70, 576, 576},      {"fp8", 53, 768, 128},    {"fp8", 17, 96, 96 * 17},
     {"fp8", 17, 33, 33},        {"gptq4", 53, 512, 128},  {"gptq4", 70, 576, 64},
     {"gptq4", 18, 96, 128},     {"gptq4", 17, 100, 10},   {"gptq8", 53, 256, 128},
+    {"gptq8", 70, 576, 64},
 };
 
 class CpuFormatsTest : public CpuSettingTest {};
@@ -91,7 +92,7 @@ bool RoundsCodebook(const MatrixSource& source, ComputeMode compute) {
   return (compute == ComputeMode::kInt12 || compute == ComputeMode::kInt16 ||
           compute == ComputeMode::kMixed) &&
          source.format->activations == ActivationPolicy::kFloat && unit % 32 == 0 &&
-         !HasNibbles(source);
+         !HasIntegers(source);
 }
 
 // Row `row` of the matrix with its codebook in integers, and a row of activations, both as kInt16
@@ -101,12 +102,10 @@ std::vector<double> RoundedWeights(const MatrixSource& source, int64_t row) {
   float largest = 0;
   for (const float value : codebook) largest = std::fmax(largest, std::fabs(value));
   const bool fp8 = source.format->name == "fp8";
-  const bool integers = codebook.size() == 256 && codebook[1] == 1 && codebook[255] == 255;
-  const float step = fp8 ? 0.125f : integers ? 1.0f : largest / 4095;
+  const float step = fp8 ? 0.125f : largest / 4095;
   const float steps = 4095 / largest;
   const auto rounded = [&](float value) {
-    if (fp8) return std::floor(8 * value + 0.5f);
-    return integers ? value : std::nearbyint(value * steps);
+    return fp8 ? std::floor(8 * value + 0.5f) : std::nearbyint(value * steps);
   };
   std::vector<uint8_t> codes(static_cast<size_t>(source.k));
   UnpackCodes(*source.format, source.data, row * source.k, source.k, codes.data());
@@ -211,48 +210,62 @@ TEST_P(CpuFormatsTest, BitsDoNotDependOnRowsThreadsOrInstructionSet) {
 }
 
 // A zero point that all blocks have may be part of the codebook (gptq.h).
-TEST_P(CpuFormatsTest, NibblesWithOneZeroHaveTheBitsOfManyZeros) {
+TEST_P(CpuFormatsTest, IntegersWithOneZeroHaveTheBitsOfManyZeros) {
   const auto backend = MakeBackend(2);
-  for (const auto& [k, block] : {std::pair(256, 128), std::pair(576, 64), std::pair(96, 96 * 18)}) {
-    auto many = MakeApart("gptq4", 18, k, block);
-    auto one = MakeApart("gptq4", 18, k, block);
-    std::ranges::fill(many.constants->zeros, 8.0f);
-    one.constants->zeros.clear();
-    for (int code = 0; code < 16; ++code) one.constants->codebook.push_back(code - 8.0f);
-    for (const int64_t rows : {1, 5, 20}) {
-      const std::vector<float> x = MakeInput(rows, k, 9);
-      EXPECT_EQ(Multiply(*backend, *MustPack(*backend, one.source), x, 0, rows),
-                Multiply(*backend, *MustPack(*backend, many.source), x, 0, rows))
-          << k << " rows " << rows;
+  for (const std::string_view format : {"gptq4", "gptq8"}) {
+    const int zero = format == "gptq4" ? 8 : 128;
+    for (const auto& [k, block] :
+         {std::pair(256, 128), std::pair(576, 64), std::pair(96, 96 * 18)}) {
+      auto many = MakeApart(format, 18, k, block), one = MakeApart(format, 18, k, block);
+      std::ranges::fill(many.constants->zeros, static_cast<float>(zero));
+      one.constants->zeros.clear();
+      for (int code = 0; code < 2 * zero; ++code) {
+        one.constants->codebook.push_back(static_cast<float>(code - zero));
+      }
+      for (const int64_t rows : {1, 5, 20}) {
+        const std::vector<float> x = MakeInput(rows, k, 9);
+        EXPECT_EQ(Multiply(*backend, *MustPack(*backend, one.source), x, 0, rows),
+                  Multiply(*backend, *MustPack(*backend, many.source), x, 0, rows))
+            << format << ", k " << k << ", rows " << rows;
+      }
     }
   }
 }
 
-TEST(Nibbles, AreConsecutiveIntegersWithZerosOfAByteInBlocksOf32) {
-  const auto change = [](int64_t block, const auto& body) {
-    auto matrix = MakeApart("gptq4", 4, 256, block);
+TEST(HasIntegers, AreConsecutiveWithZerosThatAreCodesInBlocksOf32) {
+  const auto change = [](std::string_view format, int64_t block, const auto& body) {
+    auto matrix = MakeApart(format, 4, 256, block);
     body(*matrix.constants);
-    return HasNibbles(matrix.source);
+    EXPECT_EQ(HasNibbles(matrix.source), format == "gptq4" && HasIntegers(matrix.source));
+    return HasIntegers(matrix.source);
   };
-  EXPECT_TRUE(change(32, [](auto&) {}));
-  EXPECT_TRUE(change(4 * 256, [](auto& c) { c.zeros = {255}; }));
-  EXPECT_FALSE(change(16, [](auto&) {}));
-  EXPECT_FALSE(change(96, [](auto& c) { c.scale_block = 80; }));
-  for (const float zero : {256.0f, -1.0f, 0.5f}) {
-    EXPECT_FALSE(change(128, [=](auto& c) { c.zeros.back() = zero; })) << zero;
+  for (const auto& [format, codes] : {std::pair("gptq4", 16), std::pair("gptq8", 256)}) {
+    const auto last = static_cast<float>(codes - 1);
+    EXPECT_TRUE(change(format, 32, [](auto&) {}));
+    EXPECT_TRUE(change(format, 4 * 256, [=](auto& c) { c.zeros = {last}; }));
+    EXPECT_FALSE(change(format, 16, [](auto&) {}));
+    for (const float zero : {last + 1, -1.0f, 0.5f}) {
+      EXPECT_FALSE(change(format, 128, [=](auto& c) { c.zeros.back() = zero; })) << zero;
+    }
+    for (const float step : {1.0f, 1.5f}) {
+      const auto set_codebook = [&](auto& c) {
+        c.zeros.clear();
+        for (int code = 1; code < codes; ++code) c.codebook.push_back(code - 8.0f);
+        c.codebook.push_back(c.codebook.back() + step);
+      };
+      EXPECT_EQ(change(format, 128, set_codebook), step == 1);
+    }
   }
-  for (const float last : {7.0f, 8.5f}) {
-    EXPECT_EQ(change(128,
-                     [=](auto& c) {
-                       c.zeros.clear();
-                       for (int code = 0; code < 15; ++code) c.codebook.push_back(code - 8.0f);
-                       c.codebook.push_back(last);
-                     }),
-              last == 7.0f);
+  for (const auto& format : WeightFormats()) {
+    if (format.apart()) continue;
+    const auto matrix = MakeRandomMatrix(format, 4, 256, 1);
+    EXPECT_EQ(HasIntegers(matrix.source), format.group > 0);
+    EXPECT_EQ(HasNibbles(matrix.source), format.nibbles);
   }
-  EXPECT_TRUE(HasNibbles(MakeRandomMatrix(*FindWeightFormat("q4_1"), 4, 32, 1).source));
-  for (const char* name : {"nf4", "gptq8", "kbit4"}) {
-    EXPECT_FALSE(HasNibbles(MakeApart(name, 4, 256, 64).source)) << name;
+  for (const char* name : {"nf4", "fp8", "kbit4", "kbit8", "int8"}) {
+    EXPECT_FALSE(
+        HasIntegers(MakeApart(name, 4, 256, name == std::string("int8") ? 256 : 64).source))
+        << name;
   }
 }
 
