@@ -55,9 +55,9 @@ namespace treadle {
 //           (HasIntegers); else kInt16.
 //   kAuto:  what the backend recommends for the format (documented at the backend).
 // "k", and the blocks of activations, follow MatrixConstants::input_order where a matrix has one.
-// Apart formats with integers (HasIntegers) have w = scale * (code - z) + m, where z is 0 for four
-// bits and 128 for eight, and m = -(scale * (zero - z)), rounded once. Others of these run exact
-// with w = scale * (codebook[code] - zero), unless the backend says how its integer modes round.
+// Apart formats with integers (HasIntegers) have w = scale * code + m, with m = -(scale * zero),
+// rounded once. Others of these run exact with w = scale * (codebook[code] - zero), unless the
+// backend says how its integer modes round.
 //
 // LLM.int8() (ActivationPolicy::kRowInt8; Dettmers, chapter 2) is the same in every mode. An
 // element with |x| >= threshold is an outlier (OutlierRule says whose). Of the others: dx = absmax

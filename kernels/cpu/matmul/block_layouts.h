@@ -258,7 +258,7 @@ struct TableLayout {
 template <PackKind kKind>
 struct IntegersLayout {
   static constexpr IntegerRun kRun = IntegerRunOf(kKind);
-  static constexpr int kZero = kRun.zero(), kOffsets = 1;
+  static constexpr int kZero = 0, kOffsets = 1;
   static constexpr bool kWide = kRun.bits == 8, kHalves = false, kPacked = true;
   static constexpr int64_t kBytes = kRun.bytes(), kBlocks = kRun.values / kBlockValues;
   template <int I>
@@ -275,7 +275,7 @@ struct IntegersLayout {
     return Load(Floats(p + kRun.code_bytes()));
   }
   TREADLE_SIMD static Vec Offset(const uint8_t* p, int64_t block, int half) {
-    const Vec zero = LoadSigned(p + kRun.code_bytes() + 4 * kGroupFeatures);
+    const Vec zero = LoadUnsigned(p + kRun.code_bytes() + 4 * kGroupFeatures);
     return Sub(Zero(), Mul(Scale(p, block, half), zero));
   }
 };

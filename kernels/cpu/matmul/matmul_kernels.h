@@ -32,8 +32,8 @@
 //                       the first 16 k, scale[16] of the others, and offsets likewise: 768 bytes.
 //   kRun32Int4, kRun128Int4, kRun32Int8, kRun128Int8
 //                       apart formats with integers (HasIntegers), under integer modes. Per 32 or
-//                       128 k: the codes of its blocks as kQ4_0's or kQ8_0's (there without the
-//                       128), f32 scale[16], and zero[16], less 128 if of 8 bits, in bytes.
+//                       128 k: the codes of its blocks as kQ4_0's, or kQ8_0's without the 128, f32
+//                       scale[16], and zero[16] in bytes.
 //   kRowInt8            dwords of code + 128 (k padded to whole blocks of 32), f32 scale[16].
 //   kCodes4, kCodes8    per unit (so many k of each row share a scale): f32 scale[16], f32 zero[16]
 //                       if the matrix has zeros, then dwords of 8 nibbles (the low ones are four
@@ -119,7 +119,6 @@ struct IntegerRun {
   constexpr int64_t block_bytes() const { return kBlockValues * kGroupFeatures * bits / 8; }
   constexpr int64_t code_bytes() const { return values / kBlockValues * block_bytes(); }
   constexpr int64_t bytes() const { return code_bytes() + kGroupFeatures * 5; }
-  constexpr int zero() const { return bits == 8 ? 128 : 0; }  // the code whose integer is 0
 };
 constexpr IntegerRun IntegerRunOf(PackKind kind) {
   switch (kind) {

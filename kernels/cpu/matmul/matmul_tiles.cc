@@ -42,7 +42,7 @@ static_assert(Bytes::kBytes == kTileBlockInt8 && Planes::kBytes == kTileBlockInt
 constexpr int kActivationTile = 4, kCodeTile = 6;
 
 // An unpacked block: codes in dwords of four k (of nibbles 16 times each, then each), f32
-// scale[16], and offset[16] if there are any. Codes are signed, but for nibbles without a zero.
+// scale[16], and offset[16] if there are any. Codes are signed, but for those without a zero.
 template <typename Packed, typename Form>
 struct CodeTile {
   static constexpr int64_t kCodesAt = Form::kNibbles ? 512 : 0;
@@ -132,7 +132,7 @@ template <typename Packed, typename Form, int kOdd, int kPlane>
 TREADLE_SIMD void Multiply() {
   constexpr int kSums = 2 * kOdd + kPlane, kActivations = kActivationTile + kPlane;
   ZeroTile<kSums>();
-  if constexpr (Form::kNibbles && Packed::kZero == 0) {
+  if constexpr (Packed::kZero == 0) {
     AddUnsigned<kSums, kActivations, kCodeTile>();
   } else {
     AddSigned<kSums, kActivations, kCodeTile>();

@@ -84,8 +84,7 @@ void PackIntegers(const MatrixSource& source, const PackedView& view, int64_t fr
     const auto block = static_cast<size_t>((from * source.k + k) / source.constants->scale_block);
     uint8_t* const constants = group + run.code_bytes();
     PutFloat(source.constants->scales[block], lane, constants);
-    const int zero = static_cast<int>(ZeroCode(source, block)) - run.zero();
-    constants[kScaleBytes + lane] = static_cast<uint8_t>(zero);
+    constants[kScaleBytes + lane] = static_cast<uint8_t>(ZeroCode(source, block));
   }
 }
 
@@ -97,9 +96,8 @@ void DecodeIntegers(const PackedView& view, const uint8_t* group, int64_t lane, 
     const uint8_t* const codes = group + k / run.values * run.bytes();
     const uint8_t* const constants = codes + run.code_bytes();
     const CodePlace place = PlaceOf(run, k % run.values, lane);
-    const int code = (codes[place.byte] >> place.shift & mask) - run.zero();
-    const int zero = static_cast<int8_t>(constants[kScaleBytes + lane]);
-    *out++ = FloatAt(constants, lane) * static_cast<float>(code - zero);
+    const int code = codes[place.byte] >> place.shift & mask;
+    *out++ = FloatAt(constants, lane) * static_cast<float>(code - constants[kScaleBytes + lane]);
   }
 }
 
