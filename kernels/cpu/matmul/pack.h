@@ -64,8 +64,7 @@ class CpuMatrix final : public PackedMatrix {
   const MatrixSource stored_ = {};
 };
 
-// Of a source that CheckMatrixSource accepts. Errors: more columns than LLM.int8() may have, no
-// memory.
+// The source has passed CheckMatrixSource. Errors: too many columns for LLM.int8(), no memory.
 absl::StatusOr<std::unique_ptr<PackedMatrix>> PackMatrix(const MatrixSource& source,
                                                          const PackTarget& target, ThreadPool& pool,
                                                          WeightArena& arena);

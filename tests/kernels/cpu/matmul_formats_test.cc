@@ -232,43 +232,6 @@ TEST_P(CpuFormatsTest, IntegersWithOneZeroHaveTheBitsOfManyZeros) {
   }
 }
 
-TEST(HasIntegers, AreConsecutiveWithZerosThatAreCodesInBlocksOf32) {
-  const auto change = [](std::string_view format, int64_t block, const auto& body) {
-    auto matrix = MakeApart(format, 4, 256, block);
-    body(*matrix.constants);
-    EXPECT_EQ(HasNibbles(matrix.source), format == "gptq4" && HasIntegers(matrix.source));
-    return HasIntegers(matrix.source);
-  };
-  for (const auto& [format, codes] : {std::pair("gptq4", 16), std::pair("gptq8", 256)}) {
-    const auto last = static_cast<float>(codes - 1);
-    EXPECT_TRUE(change(format, 32, [](auto&) {}));
-    EXPECT_TRUE(change(format, 4 * 256, [=](auto& c) { c.zeros = {last}; }));
-    EXPECT_FALSE(change(format, 16, [](auto&) {}));
-    for (const float zero : {last + 1, -1.0f, 0.5f}) {
-      EXPECT_FALSE(change(format, 128, [=](auto& c) { c.zeros.back() = zero; })) << zero;
-    }
-    for (const float step : {1.0f, 1.5f}) {
-      const auto set_codebook = [&](auto& c) {
-        c.zeros.clear();
-        for (int code = 1; code < codes; ++code) c.codebook.push_back(code - 8.0f);
-        c.codebook.push_back(c.codebook.back() + step);
-      };
-      EXPECT_EQ(change(format, 128, set_codebook), step == 1);
-    }
-  }
-  for (const auto& format : WeightFormats()) {
-    if (format.apart()) continue;
-    const auto matrix = MakeRandomMatrix(format, 4, 256, 1);
-    EXPECT_EQ(HasIntegers(matrix.source), format.group > 0);
-    EXPECT_EQ(HasNibbles(matrix.source), format.nibbles);
-  }
-  for (const char* name : {"nf4", "fp8", "kbit4", "kbit8", "int8"}) {
-    EXPECT_FALSE(
-        HasIntegers(MakeApart(name, 4, 256, name == std::string("int8") ? 256 : 64).source))
-        << name;
-  }
-}
-
 // A feature for each place: a permutation that moves most of them far.
 std::vector<int32_t> MakeOrder(int64_t k, uint64_t seed) {
   Random random(seed);
