@@ -46,7 +46,9 @@ double BestRate(ThreadPool& pool, int64_t pieces, double work, Body body) {
 }  // namespace
 
 MachinePeaks MeasurePeaks(ThreadPool& pool, CpuIsa isa) {
-  const PeakLoops& loops = isa == CpuIsa::kAvx2 ? avx2::kPeakLoops : avx512::kPeakLoops;
+  const PeakLoops& loops = isa == CpuIsa::kAvx2      ? avx2::kPeakLoops
+                           : isa == CpuIsa::kAvxVnni ? avxvnni::kPeakLoops
+                                                     : avx512::kPeakLoops;
   const int64_t pieces = kPiecesPerThread * pool.size();
   std::atomic<int64_t> sink = 0;
   MachinePeaks peaks;

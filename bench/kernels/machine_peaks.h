@@ -34,10 +34,13 @@ struct PeakLoops {
   int64_t (*read)(const uint8_t* data, int64_t bytes);
   double fma_ops;  // operations a round
   double integer_ops;
-  int32_t (*tile)(int64_t rounds);  // AMX's; null in avx2
+  int32_t (*tile)(int64_t rounds);  // AMX's; null but in avx512
   double tile_ops;
 };
 namespace avx2 {
+extern const PeakLoops kPeakLoops;
+}
+namespace avxvnni {
 extern const PeakLoops kPeakLoops;
 }
 namespace avx512 {

@@ -30,6 +30,13 @@ bool HasAvx2() {
          __builtin_cpu_supports("bmi2");
 }
 
+// cpuid.h has a name for each compiler.
+bool HasAvxVnni() {
+  constexpr unsigned kAvxVnni = 1u << 4;
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return HasAvx2() && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax & kAvxVnni) != 0;
+}
+
 bool HasAvx512() {
   return HasAvx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
@@ -54,6 +61,7 @@ bool HasAmx() {
 
 constexpr IsaRow kIsas[] = {
     {CpuIsa::kAvx2, "avx2", "AVX2, FMA, F16C and BMI2", HasAvx2},
+    {CpuIsa::kAvxVnni, "avxvnni", "AVX-VNNI, and what avx2 needs", HasAvxVnni},
     {CpuIsa::kAvx512, "avx512", "AVX-512 F, BW, VL, DQ and VNNI", HasAvx512},
     {CpuIsa::kAvx512Vbmi, "avx512vbmi", "AVX-512 F, BW, VL, DQ, VNNI and VBMI", HasAvx512Vbmi},
     {CpuIsa::kAmx, "amx", "AMX with bytes and bf16, AVX-512 BF16, and what avx512vbmi needs",
@@ -87,7 +95,7 @@ absl::StatusOr<CpuIsa> ChooseIsa() {
                              row.needs);
     }
     return InvalidArgument("TREADLE_CPU_ISA is '", forced,
-                           "', expected avx2, avx512, avx512vbmi or amx");
+                           "', expected avx2, avxvnni, avx512, avx512vbmi or amx");
   }
   const std::vector<CpuIsa> isas = SupportedIsas();
   if (isas.empty()) {

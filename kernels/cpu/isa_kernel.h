@@ -38,8 +38,11 @@ namespace treadle {
 template <typename Function>
 struct IsaKernel {
   Function* avx2;
+  Function* avxvnni;
   Function* avx512;
-  constexpr Function* operator[](CpuIsa isa) const { return isa == CpuIsa::kAvx2 ? avx2 : avx512; }
+  constexpr Function* operator[](CpuIsa isa) const {
+    return isa == CpuIsa::kAvx2 ? avx2 : isa == CpuIsa::kAvxVnni ? avxvnni : avx512;
+  }
 };
 
 }  // namespace treadle
@@ -48,9 +51,12 @@ struct IsaKernel {
   namespace avx2 {                    \
   IsaFunction<__VA_ARGS__> name;      \
   }                                   \
+  namespace avxvnni {                 \
+  IsaFunction<__VA_ARGS__> name;      \
+  }                                   \
   namespace avx512 {                  \
   IsaFunction<__VA_ARGS__> name;      \
   }                                   \
-  inline constexpr IsaKernel<__VA_ARGS__> k##name = {avx2::name, avx512::name}
+  inline constexpr IsaKernel<__VA_ARGS__> k##name = {avx2::name, avxvnni::name, avx512::name}
 
 #endif

@@ -1,8 +1,8 @@
 // Sixteen float lanes with one meaning on every instruction set: one __m512, or two __m256.
 //
-// For sources that are compiled once per instruction set (TREADLE_ISA is avx2 or avx512) and for
-// nothing else. Every operation rounds lane by lane as IEEE 754 says and every horizontal one has
-// one order, so AVX2 and AVX-512 give equal bits (docs/design.md, Numerics).
+// For sources that are compiled once per instruction set (TREADLE_ISA is avx2, avxvnni or avx512)
+// and for nothing else. Every operation rounds lane by lane as IEEE 754 says and every horizontal
+// one has one order, so AVX2 and AVX-512 give equal bits (docs/design.md, Numerics).
 //
 // Linkage: everything here, and everything in those sources that is not a named kernel, is
 // internal, and they use no std templates: otherwise the linker could keep an AVX-512 copy of an
@@ -139,6 +139,15 @@ TREADLE_SIMD __m256 HighHalf(Vec x) { return _mm512_extractf32x8_ps(x.v, 1); }
 #else
 
 inline constexpr bool kWideRegisters = false;  // 16 registers of 8 lanes
+
+// sums + the products of each lane's two words.
+TREADLE_SIMD __m256i AddWordPairs(__m256i sums, __m256i a, __m256i b) {
+#ifdef __AVXVNNI__
+  return _mm256_dpwssd_avx_epi32(sums, a, b);
+#else
+  return _mm256_add_epi32(sums, _mm256_madd_epi16(a, b));
+#endif
+}
 
 struct Vec {
   __m256 lo, hi;

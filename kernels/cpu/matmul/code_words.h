@@ -217,12 +217,10 @@ TREADLE_SIMD Words WordsOf(__m256i lo, __m256i hi) {
           {_mm256_srli_epi16(lo, 8), _mm256_srli_epi16(hi, 8)}};
 }
 TREADLE_SIMD Words LoadWords(const uint8_t* p) { return WordsOf(LoadBytes(p), LoadBytes(p + 32)); }
-TREADLE_SIMD Words WordsOf(Codes<false> codes) { return WordsOf(codes.lo, codes.hi); }
-TREADLE_SIMD Words WordsOf(Codes<true> codes) {
-  const auto join = [](__m256i nibbles, __m256i upper) {
-    return _mm256_or_si256(nibbles, _mm256_slli_epi16(upper, 4));
-  };
-  return WordsOf(join(codes.lo, codes.upper_lo), join(codes.hi, codes.upper_hi));
+template <bool kWide>
+TREADLE_SIMD Words WordsOf(Codes<kWide> codes) {
+  const Codes<false> bytes = BytesOf(codes);
+  return WordsOf(bytes.lo, bytes.hi);
 }
 
 TREADLE_SIMD Integers BroadcastWords(int32_t x) {
@@ -230,12 +228,11 @@ TREADLE_SIMD Integers BroadcastWords(int32_t x) {
 }
 // sums + the products of two words of every feature, all of `codes`, and two activations.
 TREADLE_SIMD Integers AddWords(Integers sums, const __m256i (&codes)[2], Quad x) {
-  return {_mm256_add_epi32(sums.lo, _mm256_madd_epi16(codes[0], x.v)),
-          _mm256_add_epi32(sums.hi, _mm256_madd_epi16(codes[1], x.v))};
+  return {AddWordPairs(sums.lo, codes[0], x.v), AddWordPairs(sums.hi, codes[1], x.v)};
 }
 TREADLE_SIMD Integers AddWords(Integers sums, const uint8_t* codes, Quad x) {
-  return {_mm256_add_epi32(sums.lo, _mm256_madd_epi16(LoadBytes(codes), x.v)),
-          _mm256_add_epi32(sums.hi, _mm256_madd_epi16(LoadBytes(codes + 32), x.v))};
+  return {AddWordPairs(sums.lo, LoadBytes(codes), x.v),
+          AddWordPairs(sums.hi, LoadBytes(codes + 32), x.v)};
 }
 TREADLE_SIMD Integers AddWords(Integers sums, const __m256i (&codes)[2], const int8_t* x) {
   return AddWords(sums, codes, LoadQuad(x));

@@ -1,8 +1,9 @@
 // Integer dots of 16 features: dword f of a vector is four unsigned codes of feature f, times four
 // signed activations that all features share, summed exactly.
 //
-// AVX-512 VNNI does that in one instruction. AVX2 multiplies to pairs of 16 bits, which saturate,
-// so codes are split into nibbles where they are wider: a pair of nibble products is at most 2 * 15
+// VNNI does that in one instruction. AVX2 without it multiplies to pairs of 16 bits, which
+// saturate, so codes are split into nibbles where they are wider: a pair of nibble products is at
+// most 2 * 15
 // * 127, and the eight of a block of 32 values make 30,480. Activations must lie within +-127.
 //
 // For sources that are compiled once per instruction set (see simd.h).
@@ -12,6 +13,12 @@
 
 namespace treadle::TREADLE_ISA {
 namespace {
+
+#if defined(__AVX512F__) || defined(__AVXVNNI__)
+constexpr bool kSplitCodes = false;
+#else
+constexpr bool kSplitCodes = true;
+#endif
 
 #ifdef __AVX512F__
 
@@ -96,22 +103,24 @@ TREADLE_SIMD Vec ToFloat(Integers x) { return {_mm512_cvtepi32_ps(x.v)}; }
 
 template <bool kWide>
 struct Codes {
-  __m256i lo, hi;
-};
-template <>
-struct Codes<true> {
-  __m256i lo, hi;              // low nibbles of features 0-7, 8-15
-  __m256i upper_lo, upper_hi;  // high nibbles
+  __m256i lo, hi;  // of features 0-7, 8-15
 };
 template <bool kWide>
 struct Dots {
-  __m256i lo, hi;  // pairs of 16-bit sums
+  __m256i lo, hi;  // with kSplitCodes pairs of 16-bit sums
+};
+#ifndef __AVXVNNI__
+template <>
+struct Codes<true> {
+  __m256i lo, hi;              // low nibbles
+  __m256i upper_lo, upper_hi;  // high nibbles
 };
 template <>
 struct Dots<true> {
   __m256i lo, hi;
   __m256i upper_lo, upper_hi;
 };
+#endif
 struct Quad {
   __m256i v;
 };
@@ -137,7 +146,7 @@ template <bool kWide>
 TREADLE_SIMD Codes<kWide> LoadCodes(const uint8_t* p) {
   const __m256i lo = LoadBytes(p);
   const __m256i hi = LoadBytes(p + 32);
-  if constexpr (kWide) {
+  if constexpr (kWide && kSplitCodes) {
     return {LowNibbles(lo), LowNibbles(hi), HighNibbles(lo), HighNibbles(hi)};
   } else {
     return {lo, hi};
@@ -149,13 +158,21 @@ TREADLE_SIMD void LoadNibbles(const uint8_t* p, Codes<false>& low, Codes<false>&
   low = {LowNibbles(lo), LowNibbles(hi)};
   high = {HighNibbles(lo), HighNibbles(hi)};
 }
-TREADLE_SIMD void StoreCodes(uint8_t* p, Codes<false> codes) {
-  StoreBytes(p, codes.lo);
-  StoreBytes(p + 32, codes.hi);
+// Codes as bytes.
+template <bool kWide>
+TREADLE_SIMD Codes<false> BytesOf(Codes<kWide> codes) {
+  if constexpr (kWide && kSplitCodes) {
+    return {_mm256_or_si256(codes.lo, _mm256_slli_epi16(codes.upper_lo, 4)),
+            _mm256_or_si256(codes.hi, _mm256_slli_epi16(codes.upper_hi, 4))};
+  } else {
+    return {codes.lo, codes.hi};
+  }
 }
-TREADLE_SIMD void StoreCodes(uint8_t* p, Codes<true> codes) {
-  StoreBytes(p, _mm256_or_si256(codes.lo, _mm256_slli_epi16(codes.upper_lo, 4)));
-  StoreBytes(p + 32, _mm256_or_si256(codes.hi, _mm256_slli_epi16(codes.upper_hi, 4)));
+template <bool kWide>
+TREADLE_SIMD void StoreCodes(uint8_t* p, Codes<kWide> codes) {
+  const Codes<false> bytes = BytesOf(codes);
+  StoreBytes(p, bytes.lo);
+  StoreBytes(p + 32, bytes.hi);
 }
 template <int kBits, int kFrom, int kTo>
 TREADLE_SIMD Codes<false> LoadBits(const uint8_t* plane) {
@@ -170,18 +187,51 @@ TREADLE_SIMD Codes<false> LoadBits(const uint8_t* plane) {
 TREADLE_SIMD Codes<false> Or(Codes<false> a, Codes<false> b) {
   return {_mm256_or_si256(a.lo, b.lo), _mm256_or_si256(a.hi, b.hi)};
 }
+TREADLE_SIMD Codes<false> ShuffleCodes(__m256i table, Codes<false> nibbles) {
+  return {_mm256_shuffle_epi8(table, nibbles.lo), _mm256_shuffle_epi8(table, nibbles.hi)};
+}
+TREADLE_SIMD __m256i BroadcastTable(const uint8_t* table) {
+  return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
+}
+
+#ifdef __AVXVNNI__
+
+template <int kBits, int kShift>
+TREADLE_SIMD Codes<true> AddUpperBits(Codes<false> nibbles, const uint8_t* plane) {
+  const Codes<false> codes = Or(nibbles, LoadBits<kBits, kShift, 4>(plane));
+  return {codes.lo, codes.hi};
+}
+TREADLE_SIMD Codes<true> LookUp(const uint8_t* table, Codes<false> nibbles) {
+  const Codes<false> codes = ShuffleCodes(BroadcastTable(table), nibbles);
+  return {codes.lo, codes.hi};
+}
+template <bool kWide, int kZero>
+TREADLE_SIMD Dots<kWide> BeginDots(int32_t sum) {
+  const __m256i begin = _mm256_set1_epi32(-kZero * sum);
+  return {begin, begin};
+}
+template <bool kWide>
+TREADLE_SIMD Dots<kWide> AddDots(Dots<kWide> dots, Codes<kWide> codes, Quad x) {
+  return {_mm256_dpbusd_avx_epi32(dots.lo, codes.lo, x.v),
+          _mm256_dpbusd_avx_epi32(dots.hi, codes.hi, x.v)};
+}
+template <bool kWide, int kZero>
+TREADLE_SIMD Integers EndDots(Dots<kWide> dots, int32_t) {
+  return {dots.lo, dots.hi};
+}
+
+#else
+
 template <int kBits, int kShift>
 TREADLE_SIMD Codes<true> AddUpperBits(Codes<false> nibbles, const uint8_t* plane) {
   const Codes<false> upper = LoadBits<kBits, kShift, 0>(plane);
   return {nibbles.lo, nibbles.hi, upper.lo, upper.hi};
 }
 TREADLE_SIMD Codes<true> LookUp(const uint8_t* table, Codes<false> nibbles) {
-  const __m256i values =
-      _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
-  const __m256i low = LowNibbles(values);
-  const __m256i high = HighNibbles(values);
-  return {_mm256_shuffle_epi8(low, nibbles.lo), _mm256_shuffle_epi8(low, nibbles.hi),
-          _mm256_shuffle_epi8(high, nibbles.lo), _mm256_shuffle_epi8(high, nibbles.hi)};
+  const __m256i values = BroadcastTable(table);
+  const Codes<false> low = ShuffleCodes(LowNibbles(values), nibbles);
+  const Codes<false> high = ShuffleCodes(HighNibbles(values), nibbles);
+  return {low.lo, low.hi, high.lo, high.hi};
 }
 template <bool kWide, int kZero>
 TREADLE_SIMD Dots<kWide> BeginDots(int32_t) {
@@ -220,6 +270,9 @@ TREADLE_SIMD Integers EndDots(Dots<kWide> dots, int32_t sum) {
   }
   return {lo, hi};
 }
+
+#endif
+
 TREADLE_SIMD Integers Join(Integers high, Integers low) {
   return {_mm256_add_epi32(_mm256_slli_epi32(high.lo, 7), low.lo),
           _mm256_add_epi32(_mm256_slli_epi32(high.hi, 7), low.hi)};

@@ -168,9 +168,7 @@ TREADLE_LOOP void RunNibbleRow(const MatMulInput& input, const MatMulShare& shar
           const __m256i nibbles = upper == 0 ? LowNibbles(packed) : HighNibbles(packed);
           const __m256i low = _mm256_shuffle_epi8(tables.low, nibbles);
           const __m256i high = _mm256_shuffle_epi8(tables.high, nibbles);
-          const auto add = [x](__m256i& sum, __m256i codes) {
-            sum = _mm256_add_epi32(sum, _mm256_madd_epi16(codes, x));
-          };
+          const auto add = [x](__m256i& sum, __m256i codes) { sum = AddWordPairs(sum, codes, x); };
           add(first[half], _mm256_unpacklo_epi8(low, high));
           add(second[half], _mm256_unpackhi_epi8(low, high));
         }

@@ -277,7 +277,7 @@ TREADLE_SIMD void AddFours(CodeSums (&sums)[kVecs], const Fours (&fours)[kVecs],
   const __m256i x = _mm256_set1_epi64x(four_words);
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) {
-    sums[0].of[i] = _mm256_add_epi32(sums[0].of[i], _mm256_madd_epi16(fours[0].words[i], x));
+    sums[0].of[i] = AddWordPairs(sums[0].of[i], fours[0].words[i], x);
   }
 }
 TREADLE_SIMD Vec ToFloat(const CodeSums& sums) {

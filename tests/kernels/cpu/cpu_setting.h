@@ -45,6 +45,8 @@ inline auto EveryCpuSetting() {
   return testing::Values(
       CpuSetting{CpuIsa::kAvx2, ComputeMode::kExact}, CpuSetting{CpuIsa::kAvx2, ComputeMode::kInt8},
       CpuSetting{CpuIsa::kAvx2, ComputeMode::kInt16}, CpuSetting{CpuIsa::kAvx2, ComputeMode::kBf16},
+      CpuSetting{CpuIsa::kAvxVnni, ComputeMode::kInt8},
+      CpuSetting{CpuIsa::kAvxVnni, ComputeMode::kInt16},
       CpuSetting{CpuIsa::kAvx512, ComputeMode::kExact},
       CpuSetting{CpuIsa::kAvx512, ComputeMode::kInt8},
       CpuSetting{CpuIsa::kAvx512, ComputeMode::kInt16},
