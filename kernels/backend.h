@@ -52,7 +52,7 @@ namespace treadle {
 //           0, that of the odd ones another, and y += even + odd; in all of these subnormal numbers
 //           are zeros. The other matrices run as in kInt16.
 //   kMixed: kInt8 for the matrices whose MatrixSource::coarse is set, if they have integers
-//           (HasIntegers); else kInt16.
+//           (HasIntegers); else kInt12.
 //   kAuto:  what the backend recommends for the format (documented at the backend).
 // "k", and the blocks of activations, follow MatrixConstants::input_order where a matrix has one.
 // Apart formats with integers (HasIntegers) have w = scale * code + m, with m = -(scale * zero),
@@ -74,10 +74,10 @@ constexpr std::string_view Name(ComputeMode compute) { return WordOf(kComputeMod
 // The mode of one matrix's products: kBf16, kMixed and kInt12 are several.
 inline ComputeMode ModeOf(ComputeMode compute, const MatrixSource& source) {
   if (compute == ComputeMode::kBf16) return source.of_layer ? compute : ComputeMode::kInt16;
-  if (compute == ComputeMode::kInt12) return HasNibbles(source) ? compute : ComputeMode::kInt16;
-  if (compute != ComputeMode::kMixed) return compute;
-  const bool coarse = source.of_layer && source.coarse && HasIntegers(source);
-  return coarse ? ComputeMode::kInt8 : ComputeMode::kInt16;
+  if (compute != ComputeMode::kMixed && compute != ComputeMode::kInt12) return compute;
+  const bool coarse = compute == ComputeMode::kMixed && source.of_layer && source.coarse;
+  if (coarse && HasIntegers(source)) return ComputeMode::kInt8;
+  return HasNibbles(source) ? ComputeMode::kInt12 : ComputeMode::kInt16;
 }
 
 // A weight matrix in the backend's own layout. Opaque; constant once made.

@@ -31,7 +31,7 @@ MatMulKernel KernelOfRows(CpuIsa isa, ComputeMode compute) {
     case ComputeMode::kAuto:
     case ComputeMode::kInt16:
     case ComputeMode::kBf16:   // of other matrices than layers'
-    case ComputeMode::kMixed:  // of matrices that are not coarse
+    case ComputeMode::kMixed:  // never: it is several
       break;
   }
   return {kMatMulInt16[isa], kQuantizeInt16[isa], kInt16Bytes, true};
@@ -54,6 +54,12 @@ MatMulKernel KernelOf(CpuIsa isa, ComputeMode compute) {
   return kernel;
 }
 
+// For matrices packed for `mode`. kMixed and kInt12 have several kernels, others have one for all.
+MatMulKernel KernelOfMode(CpuIsa isa, ComputeMode compute, ComputeMode mode) {
+  const bool several = compute == ComputeMode::kMixed || compute == ComputeMode::kInt12;
+  return KernelOf(isa, several ? mode : compute);
+}
+
 int64_t Blocks(int64_t k) { return (k + kBlockValues - 1) / kBlockValues; }
 
 // Bytes of a tile of rows.
@@ -67,6 +73,7 @@ PackTarget PackTargetOf(CpuIsa isa, ComputeMode compute, const MatrixSource& sou
     return {.table_bits = 8,
             .inline_codes = true,
             .isa = isa,
+            .compute = mode,
             .bf16 = true,
             .tiles = isa == CpuIsa::kAmx};
   }
@@ -77,22 +84,22 @@ PackTarget PackTargetOf(CpuIsa isa, ComputeMode compute, const MatrixSource& sou
   return {.table_bits = kernel.codebooks ? bits : 8,
           .inline_codes = kernel.codebooks || kernel.quantize == nullptr,
           .isa = isa,
-          .integers = kernel.quantize != nullptr,
-          .coarse = mode == ComputeMode::kInt12 ||
-                    (compute == ComputeMode::kMixed && mode == ComputeMode::kInt8)};
+          .compute = mode,
+          .integers = kernel.quantize != nullptr};
 }
 
 CpuMatMul::CpuMatMul(ThreadPool& pool, CpuIsa isa, ComputeMode compute)
     : pool_(pool),
-      kernel_(KernelOf(isa, compute == ComputeMode::kInt12 ? ComputeMode::kInt16 : compute)),
-      // Others than kMixed and kInt12 have one kernel, also for what was packed for these.
-      coarse_kernel_(KernelOf(isa, compute == ComputeMode::kMixed ? ComputeMode::kInt8 : compute)),
+      kernel_(KernelOfMode(isa, compute, ComputeMode::kInt16)),
+      int8_(KernelOfMode(isa, compute, ComputeMode::kInt8)),
+      int12_(KernelOfMode(isa, compute, ComputeMode::kInt12)),
       row_activations_(isa) {}
 
 // Matrices that were quantized with the same inputs have equal orders in places of their own.
-size_t CpuMatMul::InputFor(const PackedView& view) {
+size_t CpuMatMul::InputFor(const CpuMatrix& matrix) {
+  const PackedView& view = matrix.view();
   const int32_t* const order = view.input_order;
-  const MatMulKernel* const kernel = &KernelFor(view);
+  const MatMulKernel* const kernel = &KernelFor(matrix);
   const size_t bytes = static_cast<size_t>(view.k) * sizeof(int32_t);
   for (size_t i = 0; i < inputs_.size(); ++i) {
     if (inputs_[i].bf16 != view.bf16 || inputs_[i].kernel != kernel) continue;
@@ -120,7 +127,7 @@ void CpuMatMul::Plan(const Tensor& x, std::span<const Projection> projections) {
     const int64_t groups = (matrix.n() + kGroupFeatures - 1) / kGroupFeatures;
     const PackedView& view = matrix.view();
     const bool row_int8 = view.kind == PackKind::kRowInt8;
-    const MatMulKernel& kernel = KernelFor(view);
+    const MatMulKernel& kernel = KernelFor(matrix);
     const TileKernel* tiles = view.bf16 ? &kernel.bf16_tiles : &kernel.tiles;
     const bool has_tiles = tiles->run != nullptr && (view.bf16 || HasTiles(view.kind));
     if (!has_tiles || !tiles->Pays(projection.first_row % kTileRows, out.rows)) tiles = nullptr;
@@ -131,7 +138,7 @@ void CpuMatMul::Plan(const Tensor& x, std::span<const Projection> projections) {
                      groups_,
                      projection.first_row,
                      out.rows,
-                     InputFor(view),
+                     InputFor(matrix),
                      row_int8 ? row_activations_.Add(view) : -1,
                      tiles != nullptr ? tiles->run
                      : row_tiles      ? kernel_.run_row_int8_tiles

@@ -87,10 +87,12 @@ class CpuMatMul {
   };
 
   void Plan(const Tensor& x, std::span<const Projection> projections);
-  const MatMulKernel& KernelFor(const PackedView& view) const {
-    return view.coarse ? coarse_kernel_ : kernel_;
+  const MatMulKernel& KernelFor(const CpuMatrix& matrix) const {
+    return matrix.compute() == ComputeMode::kInt8    ? int8_
+           : matrix.compute() == ComputeMode::kInt12 ? int12_
+                                                     : kernel_;
   }
-  size_t InputFor(const PackedView& view);
+  size_t InputFor(const CpuMatrix& matrix);
   void ReserveScratch(const Tensor& x, size_t more_bytes);  // more: of each worker, at its end
   void PrepareRows(const Tensor& x, const Input& input, int64_t begin, int64_t end);
   void Prepare(const Tensor& x);
@@ -103,7 +105,7 @@ class CpuMatMul {
   void SplitGroups(const Tensor& x, int64_t groups, RunRange run);
 
   ThreadPool& pool_;
-  const MatMulKernel kernel_, coarse_kernel_;
+  const MatMulKernel kernel_, int8_, int12_;
 
   ScratchMemory memory_;
   // The threads' own, in the same places in every call: a line that another thread read before is

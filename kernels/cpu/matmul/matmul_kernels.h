@@ -192,8 +192,6 @@ struct PackedView {
   // activations in this order.
   const int32_t* input_order = nullptr;
   bool bf16 = false;  // products round their factors: ComputeMode::kBf16
-  // Activations of fewer bits than the others': 8 of ComputeMode::kMixed, 12 of kInt12.
-  bool coarse = false;
   // kTiles4 and kTiles8.
   bool halves = false;
   bool seconds = false;

@@ -75,7 +75,6 @@ absl::StatusOr<std::unique_ptr<PackedMatrix>> PackMatrix(const MatrixSource& sou
   // Floats are in the order of the features whatever they were made of.
   const std::span<const int32_t> order =
       view.kind == PackKind::kF32 ? std::span<const int32_t>() : InputOrderOf(source);
-  view.coarse = target.coarse;
   view.bf16 = target.bf16 && view.kind != PackKind::kRowInt8;
   if (view.bf16 && target.tiles) {
     PlanTiles(source, view);

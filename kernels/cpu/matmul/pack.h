@@ -22,18 +22,22 @@ struct PackTarget {
   // Whether inline formats may be packed as kCodes4.
   bool inline_codes;
   CpuIsa isa;
+  ComputeMode compute;    // of ModeOf
   bool integers = false;  // whether products round activations to integers
   // But for LLM.int8(): PackedView::bf16, and whether its kernel takes tiles.
   bool bf16 = false;
   bool tiles = false;
-  bool coarse = false;  // PackedView::coarse
 };
 
 class CpuMatrix final : public PackedMatrix {
  public:
   CpuMatrix(const PackedView& view, size_t bytes, std::shared_ptr<uint8_t> memory,
             const PackTarget& target)
-      : view_(view), bytes_(bytes), memory_(std::move(memory)), isa_(target.isa) {}
+      : view_(view),
+        bytes_(bytes),
+        memory_(std::move(memory)),
+        isa_(target.isa),
+        compute_(target.compute) {}
   // Its rows are read where they lie (MatrixSource::file).
   explicit CpuMatrix(const MatrixSource& stored)
       : view_{.kind = PackKind::kF32,
@@ -48,7 +52,8 @@ class CpuMatrix final : public PackedMatrix {
   int64_t k() const override { return view_.k; }
   const WeightFormat& format() const override { return *view_.format; }
   size_t bytes() const override { return bytes_; }
-  // The view of a packed matrix.
+  // Of a packed matrix.
+  ComputeMode compute() const { return compute_; }
   const PackedView& view() const {
     TREADLE_CHECK(memory_ != nullptr);
     return view_;
@@ -61,6 +66,7 @@ class CpuMatrix final : public PackedMatrix {
   const size_t bytes_;
   const std::shared_ptr<uint8_t> memory_;
   const CpuIsa isa_ = CpuIsa::kAvx2;  // of what decodes
+  const ComputeMode compute_ = ComputeMode::kExact;
   const MatrixSource stored_ = {};
 };
 
