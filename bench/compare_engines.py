@@ -104,7 +104,9 @@ def main():
     else:
         print(f"MISSING llama.cpp: no program {options.llama}")
     python = [options.openvino_python, "-c", "import openvino_genai; print(openvino_genai.__version__)"]
-    if (version := subprocess.run(python, capture_output=True, text=True)).returncode == 0:
+    if not shutil.which(options.openvino_python):
+        print(f"MISSING OpenVINO GenAI: no program {options.openvino_python}")
+    elif (version := subprocess.run(python, capture_output=True, text=True)).returncode == 0:
         sides.append(OpenVino(options))
         sides[-1].name += f" {version.stdout.strip()}"
     else:

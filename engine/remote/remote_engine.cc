@@ -7,6 +7,7 @@
 
 #include "base/status.h"
 #include "base/sync.h"
+#include "base/version.h"
 #include "engine/plan/plan.pb.h"
 #include "engine/plan/plan_messages.h"
 #include "engine/plan/result_check.h"
@@ -98,7 +99,7 @@ absl::StatusOr<std::unique_ptr<RemoteEngine>> RemoteEngine::Create(RemoteEngineO
   TREADLE_CHECK(options.checkpoint != nullptr);
   MakeMessageThread();  // and all that gRPC and the server start from here on
   TREADLE_RETURN_IF_ERROR(CheckOptions(options));
-  if (options.version.empty()) options.version = TREADLE_VERSION;
+  if (options.version.empty()) options.version = kVersion;
   TREADLE_ASSIGN_OR_RETURN(std::string fingerprint, Fingerprint(*options.checkpoint));
   const std::shared_ptr<CreationProgress> progress(
       new CreationProgress{{}, std::move(options.progress)});

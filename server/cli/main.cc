@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_join.h"
 #include "base/status.h"
+#include "base/version.h"
 #include "server/cli/command.h"
 #include "server/cli/help/reference.h"
 
@@ -42,7 +43,7 @@ void PrintHelp(std::FILE* out) {
   std::fprintf(out,
                "treadle %s: an iteration-level serving engine for transformer language models\n\n"
                "usage: treadle COMMAND [flags]; treadle COMMAND --help lists its flags\n\n",
-               TREADLE_VERSION);
+               kVersion);
   for (const Command& command : kCommands) {
     std::fprintf(out, "  %-12s %s\n", command.name, command.help);
   }
@@ -112,7 +113,7 @@ int Main(int argc, char** argv) {
     return 0;
   }
   if (name == "--version") {
-    std::printf("treadle %s\n", TREADLE_VERSION);
+    std::printf("treadle %s\n", kVersion);
     return 0;
   }
   if (!name.empty()) return Run(std::string(name), argc - 1, argv + 1);

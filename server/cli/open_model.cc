@@ -14,6 +14,7 @@
 #include "base/sha256.h"
 #include "base/status.h"
 #include "base/utf8.h"
+#include "base/version.h"
 #include "engine/kv/kv_cache.h"
 #include "engine/local_engine.h"
 #include "engine/placement.h"
@@ -87,7 +88,7 @@ absl::StatusOr<std::string> NumericsKey(const ServeOptions& options, const Check
   const bool usual = options.compute == ComputeMode::kAuto && !opened.cuda;
   const ComputeMode compute = usual ? kCpuAuto : options.compute;
   std::string key =
-      Str(TREADLE_VERSION, "\n", weights, "\n", options.weights.text(), "\n",
+      Str(kVersion, "\n", weights, "\n", options.weights.text(), "\n",
           options.outlier_threshold.value_or(-1), "\n", static_cast<int>(options.outlier_rule),
           "\n", Name(compute), "\n", Name(options.kv_dtype), "\n", options.tensor_parallel, "\n");
   if (opened.cuda) {
@@ -198,7 +199,7 @@ absl::StatusOr<OpenedModel> OpenModel(const CheckedModel& checked,
                            NumericsKey(options, *checkpoint, opened, opened.setup.fingerprint));
   served.fingerprint = "fp_" + Digest(opened.numerics_key).substr(0, 10);
   if (options.record.empty()) return opened;
-  opened.setup.version = TREADLE_VERSION;
+  opened.setup.version = kVersion;
   opened.setup.backend = served.backend;
   opened.setup.max_batch_tokens = options.max_batch_tokens;
   opened.setup.max_context = options.max_context;

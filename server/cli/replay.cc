@@ -13,6 +13,7 @@
 #include "base/mapped_file.h"
 #include "base/number.h"
 #include "base/status.h"
+#include "base/version.h"
 #include "engine/record/op_check.h"
 #include "models/adapters/adapter_file.h"
 #include "models/checkpoints/checkpoint.h"
@@ -100,8 +101,8 @@ void Introduce(const OpenedRecording& opened) {
   const RecordingSummary& summary = opened.summary;
   std::printf("recorded by treadle %s: %s\n", summary.setup.version.c_str(),
               summary.setup.backend.c_str());
-  if (summary.setup.version != TREADLE_VERSION) {
-    std::printf("this is treadle %s: defaults and last bits may differ\n", TREADLE_VERSION);
+  if (summary.setup.version != kVersion) {
+    std::printf("this is treadle %s: defaults and last bits may differ\n", kVersion);
   }
   for (const std::string& end : summary.epoch_ends) std::printf("%s\n", end.c_str());
   std::printf("%s", Str(summary.iterations, " iterations with results").c_str());

@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_join.h"
 #include "base/status.h"
+#include "base/version.h"
 #include "models/checkpoints/fingerprint.h"
 #include "models/checkpoints/model_path.h"
 #include "net/address.h"
@@ -190,7 +191,7 @@ void AddAdapters(const ServedModel& model, const ServeOptions& options, Metrics&
 // Metrics of the program and its cache that stay as they are.
 void Tell(const ServeOptions& options, const ServedModel& model, Metrics& metrics) {
   metrics.AddInfo("treadle:build_info", "The program's version and what it computes on; always 1.",
-                  {{"version", TREADLE_VERSION}, {"backend", model.backend}});
+                  {{"version", kVersion}, {"backend", model.backend}});
   if (options.metrics_dialect == MetricsDialect::kTreadle) return;
   metrics.AddInfo("vllm:cache_config_info", "Information of the K/V cache; always 1.",
                   {{"block_size", Str(model.paging.page_size)},

@@ -9,6 +9,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status.h"
+#include "base/version.h"
 #include "server/gateway/gateway_generate.h"
 #include "server/gateway/gateway_messages.h"
 #include "server/gateway/kv_event_call.h"
@@ -157,7 +158,7 @@ class GatewayService final : public Methods {
         [&](const engine::GetLoadsRequest& message, engine::GetLoadsResponse* response) {
           response->set_timestamp(
               absl::FormatTime(absl::RFC3339_full, absl::Now(), absl::UTCTimeZone()));
-          response->set_version(TREADLE_VERSION);
+          response->set_version(kVersion);
           response->set_dp_rank_count(1);
           if (message.dp_rank() == 0) FillLoad(*response->add_loads());
           return absl::OkStatus();

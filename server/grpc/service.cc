@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/status.h"
+#include "base/version.h"
 #include "server/gateway/gateway_service.h"
 #include "server/gateway/vllm_engine.grpc.pb.h"
 #include "server/grpc/calls.h"
@@ -133,7 +134,7 @@ class Service final : public Methods {
           response->set_bos_token_id(model().bos());
           for (int32_t id : model().end_ids) response->add_end_token_ids(id);
           response->set_backend(model().backend);
-          response->set_version(TREADLE_VERSION);
+          response->set_version(kVersion);
           response->set_sha256(model().sha256);
           response->set_reasoning_opened(std::string(ReasoningOpened(model())));
           if (model().sampling_defaults) {

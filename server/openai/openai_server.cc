@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/status.h"
+#include "base/version.h"
 #include "server/openai/adapter_routes.h"
 #include "server/openai/json/json_text.h"
 #include "server/openai/openai_call.h"
@@ -143,7 +144,7 @@ absl::StatusOr<std::unique_ptr<HttpServer>> StartOpenAi(const std::string& liste
       generate("/v1/completions", OpenAiKind::kCompletion),
       generate("/v1/chat/completions", OpenAiKind::kChat),
       generate("/v1/embeddings", OpenAiKind::kEmbedding),
-      Get("/version", sessions, [] { return R"({"version":")" TREADLE_VERSION R"("})"; }),
+      Get("/version", sessions, [] { return Str(R"({"version":")", kVersion, R"("})"); }),
       Work("/tokenize", sessions,
            [&model](std::string_view body) { return Tokenize(model, body); }),
       Work("/detokenize", sessions,

@@ -6,6 +6,7 @@
 #include <regex>
 
 #include "base/status.h"
+#include "base/version.h"
 #include "server/page/page_files.h"
 #include "server/page/page_routes.h"
 #include "tests/server/access/test_certificates.h"
@@ -69,7 +70,7 @@ TEST(Page, ComesWithWhatKeepsABrowserToIt) {
   again.Send(GetText("/", "If-None-Match: " + etag[1].str() + "\r\n") + GetText("/version"));
   EXPECT_THAT(again.ReadUntil("\r\n\r\n"),
               AllOf(StartsWith("HTTP/1.1 304 Not Modified\r\n"), Not(HasSubstr("Content-Length"))));
-  EXPECT_THAT(again.ReadAnswer(), HasSubstr(TREADLE_VERSION));
+  EXPECT_THAT(again.ReadAnswer(), HasSubstr(kVersion));
   EXPECT_THAT(Get(server, "/", "If-None-Match: \"other\"\r\n"), StartsWith("HTTP/1.1 200 OK\r\n"));
 }
 
@@ -194,7 +195,7 @@ TEST(Timeline, HasNoReaderWhereOnlyItsHeadIsAskedFor) {
   }
   EXPECT_THAT(Feed(server).head(), HasSubstr("HTTP/1.1 200 OK"));
   clients[0]->Send(GetText("/version"));
-  EXPECT_THAT(clients[0]->ReadAnswer(), HasSubstr(TREADLE_VERSION));
+  EXPECT_THAT(clients[0]->ReadAnswer(), HasSubstr(kVersion));
 }
 
 TEST(Timeline, AsksForAKeyAndThePageDoesNot) {

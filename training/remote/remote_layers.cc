@@ -7,6 +7,7 @@
 
 #include "base/status.h"
 #include "base/sync.h"
+#include "base/version.h"
 #include "engine/remote/control.pb.h"
 #include "engine/remote/control_boxes.h"
 #include "training/remote/float_bytes.h"
@@ -296,7 +297,7 @@ absl::StatusOr<std::vector<LayerRange>> DivideLayers(std::span<const LayerRange>
 absl::StatusOr<std::unique_ptr<Layers>> ConnectLayers(const RemoteLayersOptions& options,
                                                       TrainedAdapter& adapter) {
   RemoteLayersOptions complete = options;
-  if (complete.version.empty()) complete.version = TREADLE_VERSION;
+  if (complete.version.empty()) complete.version = kVersion;
   auto layers = std::make_unique<RemoteLayers>(complete, adapter);
   TREADLE_RETURN_IF_ERROR(layers->Find());
   return layers;

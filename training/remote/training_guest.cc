@@ -10,6 +10,7 @@
 #include "base/memory.h"
 #include "base/status.h"
 #include "base/sync.h"
+#include "base/version.h"
 #include "engine/remote/control.pb.h"
 #include "training/remote/float_bytes.h"
 #include "training/remote/stage_trainer.h"
@@ -274,10 +275,10 @@ void TrainingGuest::OnHello(const SessionPointer& session, const TrainHello& hel
   const bool asks = hello.end_layer() == 0;
   bool alone = false;
   absl::Status refused;
-  if (hello.protocol() != kControlProtocol || hello.version() != TREADLE_VERSION) {
+  if (hello.protocol() != kControlProtocol || hello.version() != kVersion) {
     return session->stream->Close(absl::FailedPreconditionError(Str(
-        "this worker is version ", TREADLE_VERSION, " (protocol ", kControlProtocol,
-        "), the client is ", std::string(hello.version()), " (protocol ", hello.protocol(), ")")));
+        "this worker is version ", kVersion, " (protocol ", kControlProtocol, "), the client is ",
+        std::string(hello.version()), " (protocol ", hello.protocol(), ")")));
   }
   {
     MutexLock lock(mutex_);

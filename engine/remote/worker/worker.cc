@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/status.h"
+#include "base/version.h"
 #include "engine/plan/plan_messages.h"
 #include "engine/remote/control.pb.h"
 #include "engine/remote/thread_priority.h"
@@ -261,7 +262,7 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Start(WorkerOptions options) {
   if (!options.model_path.empty()) {
     TREADLE_RETURN_IF_ERROR(Checkpoint::Open(options.model_path).status());
   }
-  if (options.version.empty()) options.version = TREADLE_VERSION;
+  if (options.version.empty()) options.version = kVersion;
   if (!options.pipeline) options.pipeline = GlooPipeline(options.data_interface);
   auto state = std::make_unique<State>(std::move(options));
   TREADLE_RETURN_IF_ERROR(state->Listen());

@@ -1,6 +1,7 @@
 // The man page: roff with the macros of man(7).
 #include "absl/strings/str_replace.h"
 #include "base/status.h"
+#include "base/version.h"
 #include "server/cli/help/reference.h"
 
 namespace treadle {
@@ -16,7 +17,7 @@ std::string Quoted(const std::string& text) {
 }
 
 std::string Begin() {
-  return Str(".TH TREADLE 1 \"\" ", Quoted(Str("treadle ", TREADLE_VERSION)),
+  return Str(".TH TREADLE 1 \"\" ", Quoted(Str("treadle ", kVersion)),
              " \"User Commands\"\n"
              ".SH NAME\ntreadle \\- serve transformer language models\n"
              ".SH SYNOPSIS\n.B treadle\n.I COMMAND\n[flags]\n"

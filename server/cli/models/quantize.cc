@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "base/version.h"
 #include "bench/quality/importance_of_text.h"
 #include "bench/quality/outlier_features.h"
 #include "bench/quality/teacher_forcing.h"
@@ -144,7 +145,7 @@ absl::Status Quantize(const Arguments& arguments) {
   QuantizeOptions options;
   options.importance = importance ? &*importance : nullptr;
   options.weights = *std::move(plan);
-  options.version = TREADLE_VERSION;
+  options.version = kVersion;
   options.threads = arguments.threads;
   options.errors = arguments.report || arguments.json;
   options.outlier_threshold = arguments.outlier_threshold;

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "base/status.h"
+#include "base/version.h"
 #include "server/grpc/messages.h"
 #include "tests/server/openai/openai_client.h"
 #include "tests/server/without_xgrammar.h"
@@ -61,7 +62,7 @@ TEST(OpenAiServer, SaysWhatItServes) {
   EXPECT_EQ(models["data"][0]["vocab_size"], TestServer::kVocab);
   EXPECT_EQ(models["data"][0]["sampling_defaults"], nullptr);
   EXPECT_EQ(Get(server, "/v1/models/prefix").body, models["data"][0]);
-  EXPECT_EQ(Get(server, "/version").body["version"], TREADLE_VERSION);
+  EXPECT_EQ(Get(server, "/version").body["version"], kVersion);
   EXPECT_EQ(Get(server, "/health").code, 200);
   EXPECT_TRUE(server.WaitHealth("ready", true));
   EXPECT_EQ(Get(server, "/ready").code, 200);

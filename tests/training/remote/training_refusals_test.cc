@@ -4,6 +4,7 @@
 
 #include <future>
 
+#include "base/version.h"
 #include "engine/remote/control.pb.h"
 #include "tests/engine/remote/driven_requests.h"
 #include "tests/training/remote/train_through.h"
@@ -132,7 +133,7 @@ TEST(TrainingRefusals, StrangersGetNoFurther) {
     return [&known, change](control::TrainRequest& request) {
       control::TrainHello& hello = *request.mutable_hello();
       hello.set_protocol(kControlProtocol);
-      hello.set_version(TREADLE_VERSION);
+      hello.set_version(kVersion);
       hello.set_fingerprint(known.fingerprint);
       hello.set_end_layer(4);
       hello.set_rank(4);
