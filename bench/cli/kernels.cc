@@ -18,6 +18,7 @@ namespace treadle {
 
 constexpr Choice<std::optional<CpuIsa>> kIsas[] = {{"best", std::nullopt},
                                                    {"avx2", CpuIsa::kAvx2},
+                                                   {"avxvnni", CpuIsa::kAvxVnni},
                                                    {"avx512", CpuIsa::kAvx512},
                                                    {"avx512vbmi", CpuIsa::kAvx512Vbmi},
                                                    {"amx", CpuIsa::kAmx}};
