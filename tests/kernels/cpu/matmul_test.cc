@@ -292,7 +292,7 @@ TEST_F(CpuBackendTest, MixedIsTwoModesSideBySide) {
     for (const CpuIsa isa : SupportedIsas()) {
       const auto mixed = MakeCpuBackend({isa, ComputeMode::kMixed}, 2);
       const auto int8 = MakeCpuBackend({isa, ComputeMode::kInt8}, 2);
-      const auto int16 = MakeCpuBackend({isa, ComputeMode::kInt16}, 2);
+      const auto int12 = MakeCpuBackend({isa, ComputeMode::kInt12}, 2);
       const auto packed_fine = *mixed->Pack(fine);
       const auto packed_coarse = MustPack(*mixed, matrix.source);
       std::vector<float> first(kRows * kFeatures), second(kRows * kFeatures);
@@ -305,8 +305,8 @@ TEST_F(CpuBackendTest, MixedIsTwoModesSideBySide) {
       const auto by = [&](Backend& backend) {
         return Multiply(backend, *MustPack(backend, matrix.source), x, kRows);
       };
-      EXPECT_EQ(first, by(*int16)) << name << " " << Name(isa);
-      EXPECT_EQ(second, by(fine.format->apart() ? *int16 : *int8)) << name << " " << Name(isa);
+      EXPECT_EQ(first, by(*int12)) << name << " " << Name(isa);
+      EXPECT_EQ(second, by(fine.format->apart() ? *int12 : *int8)) << name << " " << Name(isa);
     }
   }
 }
