@@ -29,6 +29,13 @@ inline constexpr float kMaxHalf = 65504.0f;
 // For functions around one hot loop: inlined into each other they run out of registers.
 #define TREADLE_LOOP __attribute__((noinline))
 
+// Whether there are dots of bytes (VNNI).
+#if defined(__AVX512F__) || defined(__AVXVNNI__)
+#define TREADLE_BYTE_DOTS 1
+#else
+#define TREADLE_BYTE_DOTS 0
+#endif
+
 #ifdef __AVX512F__
 
 inline constexpr bool kWideRegisters = true;  // 32 registers of 16 lanes

@@ -14,21 +14,11 @@
 namespace treadle::TREADLE_ISA {
 namespace {
 
-#if defined(__AVX512F__) || defined(__AVXVNNI__)
-constexpr bool kSplitCodes = false;
-#else
-constexpr bool kSplitCodes = true;
-#endif
-
 #ifdef __AVX512F__
 
-// 64 codes, and running sums. kWide: codes up to 255, else up to 15.
+// 64 codes. kWide: up to 255, else up to 15.
 template <bool kWide>
 struct Codes {
-  __m512i v;
-};
-template <bool kWide>
-struct Dots {
   __m512i v;
 };
 // Four activations, for every feature.
@@ -39,6 +29,9 @@ struct Quad {
 struct Integers {
   __m512i v;
 };
+// Running sums.
+template <bool kWide>
+using Dots = Integers;
 
 TREADLE_SIMD Quad LoadQuad(const int8_t* x) {
   int32_t dword;
@@ -86,12 +79,12 @@ TREADLE_SIMD Dots<kWide> BeginDots(int32_t sum) {
   return {_mm512_set1_epi32(-kZero * sum)};
 }
 template <bool kWide>
-TREADLE_SIMD Dots<kWide> AddDots(Dots<kWide> dots, Codes<kWide> codes, Quad x) {
+TREADLE_SIMD Integers AddDots(Integers dots, Codes<kWide> codes, Quad x) {
   return {_mm512_dpbusd_epi32(dots.v, codes.v, x.v)};
 }
 template <bool kWide, int kZero>
-TREADLE_SIMD Integers EndDots(Dots<kWide> dots, int32_t) {
-  return {dots.v};
+TREADLE_SIMD Integers EndDots(Integers dots, int32_t) {
+  return dots;
 }
 // 128 * high + low.
 TREADLE_SIMD Integers Join(Integers high, Integers low) {
@@ -105,11 +98,20 @@ template <bool kWide>
 struct Codes {
   __m256i lo, hi;  // of features 0-7, 8-15
 };
+struct Quad {
+  __m256i v;
+};
+struct Integers {
+  __m256i lo, hi;
+};
+#ifdef __AVXVNNI__
+template <bool kWide>
+using Dots = Integers;
+#else
 template <bool kWide>
 struct Dots {
-  __m256i lo, hi;  // with kSplitCodes pairs of 16-bit sums
+  __m256i lo, hi;  // pairs of 16-bit sums
 };
-#ifndef __AVXVNNI__
 template <>
 struct Codes<true> {
   __m256i lo, hi;              // low nibbles
@@ -121,12 +123,6 @@ struct Dots<true> {
   __m256i upper_lo, upper_hi;
 };
 #endif
-struct Quad {
-  __m256i v;
-};
-struct Integers {
-  __m256i lo, hi;
-};
 
 TREADLE_SIMD __m256i LoadBytes(const uint8_t* p) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
@@ -146,7 +142,7 @@ template <bool kWide>
 TREADLE_SIMD Codes<kWide> LoadCodes(const uint8_t* p) {
   const __m256i lo = LoadBytes(p);
   const __m256i hi = LoadBytes(p + 32);
-  if constexpr (kWide && kSplitCodes) {
+  if constexpr (kWide && !TREADLE_BYTE_DOTS) {
     return {LowNibbles(lo), LowNibbles(hi), HighNibbles(lo), HighNibbles(hi)};
   } else {
     return {lo, hi};
@@ -161,7 +157,7 @@ TREADLE_SIMD void LoadNibbles(const uint8_t* p, Codes<false>& low, Codes<false>&
 // Codes as bytes.
 template <bool kWide>
 TREADLE_SIMD Codes<false> BytesOf(Codes<kWide> codes) {
-  if constexpr (kWide && kSplitCodes) {
+  if constexpr (kWide && !TREADLE_BYTE_DOTS) {
     return {_mm256_or_si256(codes.lo, _mm256_slli_epi16(codes.upper_lo, 4)),
             _mm256_or_si256(codes.hi, _mm256_slli_epi16(codes.upper_hi, 4))};
   } else {
@@ -211,13 +207,13 @@ TREADLE_SIMD Dots<kWide> BeginDots(int32_t sum) {
   return {begin, begin};
 }
 template <bool kWide>
-TREADLE_SIMD Dots<kWide> AddDots(Dots<kWide> dots, Codes<kWide> codes, Quad x) {
+TREADLE_SIMD Integers AddDots(Integers dots, Codes<kWide> codes, Quad x) {
   return {_mm256_dpbusd_avx_epi32(dots.lo, codes.lo, x.v),
           _mm256_dpbusd_avx_epi32(dots.hi, codes.hi, x.v)};
 }
 template <bool kWide, int kZero>
-TREADLE_SIMD Integers EndDots(Dots<kWide> dots, int32_t) {
-  return {dots.lo, dots.hi};
+TREADLE_SIMD Integers EndDots(Integers dots, int32_t) {
+  return dots;
 }
 
 #else

@@ -172,7 +172,7 @@ TREADLE_LOOP void RunBlocks(const MatMulInput& input, const MatMulShare& share, 
 template <typename Layout, int P>
 constexpr int RowsAtOnce() {
   if (kWideRegisters) return P == 2 && Layout::kHalves ? 2 : 4;
-  return (Layout::kWide && kSplitCodes ? 2 : 4) / P;
+  return (Layout::kWide && !TREADLE_BYTE_DOTS ? 2 : 4) / P;
 }
 
 // All rows over blocks [work.begin, work.end) of G groups.

@@ -319,6 +319,6 @@ TREADLE_ISA_KERNEL(QuantizeRow,
                    void(const float* x, int64_t k, int64_t row, const RowInt8Input& out));
 // Bytes of one activation there: AVX2 wants words.
 inline constexpr int kRowBytesAvx2 = 2;
-inline constexpr int kRowBytesAvx512 = 1;
+inline constexpr int kRowBytesVnni = 1;
 
 }  // namespace treadle

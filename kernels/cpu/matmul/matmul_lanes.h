@@ -19,13 +19,9 @@ bool MatMulDirect(const MatMulInput& input, const MatMulShare& share);
 inline constexpr int64_t kDirectRows = 8;
 // kRowInt8, the same in every mode.
 MatMulFunction MatMulRowInt8;
-// The codes of one activation. On AVX2 they are words: of four consecutive k the even ones before
-// the odd ones.
-#ifdef __AVX512F__
-inline constexpr int kRowBytes = kRowBytesAvx512;
-#else
-inline constexpr int kRowBytes = kRowBytesAvx2;
-#endif
+// The codes of one activation. Without dots of bytes they are words: of four consecutive k the even
+// ones before the odd ones.
+inline constexpr int kRowBytes = TREADLE_BYTE_DOTS ? kRowBytesVnni : kRowBytesAvx2;
 
 namespace {
 

@@ -1,9 +1,9 @@
 // LLM.int8() (Dettmers, chapter 2): products of whole rows of 8-bit codes, summed exactly over all
 // of k in 32 bits, and the outlier columns in float.
 //
-// AVX2 multiplies bytes into pairs of 16 bits, which saturate. So both factors are words there.
-// Few rows make them of codes as they go; more run over a tile of them, in L1. AMX multiplies the
-// codes where they lie, 16 rows of 64 at a time.
+// AVX2 without VNNI multiplies bytes into pairs of 16 bits, which saturate. So both factors are
+// words there. Few rows make them of codes as they go; more run over a tile of them, in L1. AMX
+// multiplies the codes where they lie, 16 rows of 64 at a time.
 #include "kernels/cpu/matmul/activation_codes.h"
 #include "kernels/cpu/matmul/code_words.h"
 #include "kernels/cpu/matmul/matmul_lanes.h"
@@ -16,9 +16,9 @@ constexpr int64_t kBlockBytes = 512;
 constexpr int64_t kPrefetchBytes = 4096;
 constexpr int kZero = 128;  // codes are stored as code + kZero
 
-#ifdef __AVX512F__
+constexpr int kRowsAtOnce = kWideRegisters ? 8 : 4;
 
-constexpr int kRowsAtOnce = 8;
+#if TREADLE_BYTE_DOTS
 
 // sums += one block's products.
 template <int R, int G>
@@ -26,31 +26,19 @@ TREADLE_SIMD void AddBlock(const uint8_t* const (&w)[G], const int8_t* x, int64_
                            Integers (&sums)[R][G]) {
 #pragma GCC unroll 8
   for (int i = 0; i < 8; ++i) {
-    __m512i codes[G];
+    Codes<true> codes[G];
 #pragma GCC unroll 4
-    for (int g = 0; g < G; ++g) codes[g] = _mm512_loadu_si512(w[g] + 64 * i);
+    for (int g = 0; g < G; ++g) codes[g] = LoadCodes<true>(w[g] + 64 * i);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       const Quad quad = LoadQuad(x + r * row_bytes + 4 * i);
 #pragma GCC unroll 4
-      for (int g = 0; g < G; ++g) {
-        sums[r][g].v = _mm512_dpbusd_epi32(sums[r][g].v, codes[g], quad.v);
-      }
+      for (int g = 0; g < G; ++g) sums[r][g] = AddDots(sums[r][g], codes[g], quad);
     }
   }
 }
 
-// Lane f: code `column` of feature f.
-TREADLE_SIMD Vec CodeAt(const uint8_t* group, int64_t column) {
-  const __m512i dwords = _mm512_loadu_si512(group + column / 4 * 64);
-  const __m128i shift = _mm_cvtsi32_si128(static_cast<int>(column % 4 * 8));
-  const __m512i code = _mm512_and_si512(_mm512_srl_epi32(dwords, shift), _mm512_set1_epi32(255));
-  return {_mm512_cvtepi32_ps(_mm512_sub_epi32(code, _mm512_set1_epi32(kZero)))};
-}
-
 #else
-
-constexpr int kRowsAtOnce = 4;
 
 // The products of four k; codes: of them, as AddWords takes them.
 template <int R, typename Even, typename Odd>
@@ -75,6 +63,17 @@ TREADLE_SIMD void AddBlock(const uint8_t* const (&w)[G], const int8_t* x, int64_
   }
 }
 
+#endif
+
+#ifdef __AVX512F__
+// Lane f: code `column` of feature f.
+TREADLE_SIMD Vec CodeAt(const uint8_t* group, int64_t column) {
+  const __m512i dwords = _mm512_loadu_si512(group + column / 4 * 64);
+  const __m128i shift = _mm_cvtsi32_si128(static_cast<int>(column % 4 * 8));
+  const __m512i code = _mm512_and_si512(_mm512_srl_epi32(dwords, shift), _mm512_set1_epi32(255));
+  return {_mm512_cvtepi32_ps(_mm512_sub_epi32(code, _mm512_set1_epi32(kZero)))};
+}
+#else
 TREADLE_SIMD Vec CodeAt(const uint8_t* group, int64_t column) {
   const __m128i shift = _mm_cvtsi32_si128(static_cast<int>(column % 4 * 8));
   const auto code = [shift](__m256i dwords) {
@@ -84,7 +83,6 @@ TREADLE_SIMD Vec CodeAt(const uint8_t* group, int64_t column) {
   const uint8_t* dwords = group + column / 4 * 64;
   return {code(LoadBytes(dwords)), code(LoadBytes(dwords + 32))};
 }
-
 #endif
 
 // The value that a product of rows begins with: what codes stored as code + kZero have too much.
@@ -226,7 +224,7 @@ void RunTileGroups(const MatMulInput& input, const MatMulShare& share, int64_t g
   }
 }
 
-#else
+#elif !TREADLE_BYTE_DOTS
 
 constexpr int64_t kTiledRows = 12;  // below, making the words once does not pay
 constexpr int64_t kTileBlocks = 24;
@@ -339,7 +337,7 @@ void MatMulRowInt8(const MatMulInput& input, const MatMulShare& share,
   for (; input.rows > 1 && group + 2 <= share.group_end; group += 2) {
     RunGroups<2>(input, share, group);
   }
-#else
+#elif !TREADLE_BYTE_DOTS
   for (; input.rows >= kTiledRows && group < share.group_end; ++group) {
     RunTiles(input, share, scratch, group);
   }

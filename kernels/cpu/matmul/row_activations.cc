@@ -38,7 +38,7 @@ void RowActivations::Reserve(const Tensor& x) {
   const size_t padded = (k + kBlockValues - 1) / kBlockValues * kBlockValues;
   k_ = x.cols;
   code_row_bytes_ =
-      static_cast<int64_t>(padded) * (isa_ < CpuIsa::kAvx512 ? kRowBytesAvx2 : kRowBytesAvx512);
+      static_cast<int64_t>(padded) * (isa_ == CpuIsa::kAvx2 ? kRowBytesAvx2 : kRowBytesVnni);
   const size_t code_bytes = rows * static_cast<size_t>(code_row_bytes_);
   const size_t row_bytes = rows * sizeof(ActivationRow);
   const size_t column_bytes = rows * k * sizeof(int32_t);
