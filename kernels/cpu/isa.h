@@ -4,9 +4,8 @@
 // (a macro that the build sets to avx2, avxvnni or avx512), and reached through a table of
 // functions. AVX2 with FMA and F16C is the floor; kAvxVnni adds integer dots of 256 bits (AVX-VNNI:
 // Intel's processors for clients since 2021). kAvx512 needs F, BW, VL, DQ and VNNI, whose dots have
-// 512. kAvx512Vbmi adds VBMI, and
-// kAmx AMX's tiles of bytes and bf16: no source is compiled again for these, the few kernels that
-// use them name their instructions.
+// 512. kAvx512Vbmi adds VBMI, and kAmx AMX's tiles of bytes and bf16: no source is compiled again
+// for these, the few kernels that use them name their instructions.
 #pragma once
 
 #include <cstdint>
