@@ -52,7 +52,7 @@ class CpuMatrix final : public PackedMatrix {
   int64_t k() const override { return view_.k; }
   const WeightFormat& format() const override { return *view_.format; }
   size_t bytes() const override { return bytes_; }
-  // Of a packed matrix.
+  // Packed matrices alone have these two.
   ComputeMode compute() const { return compute_; }
   const PackedView& view() const {
     TREADLE_CHECK(memory_ != nullptr);
