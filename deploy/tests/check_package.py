@@ -50,7 +50,8 @@ def read(*path):
 
 
 def check_control(deb, binary):
-    version = run(binary, "--version").split()[1]
+    version, _, digest = run(binary, "--version").split()[1].partition("+")
+    assert re.fullmatch(r"\d+\.\d+\.\d+", version) and re.fullmatch(r"[0-9a-f]{8}", digest), (version, digest)
     fields = dict(re.findall(r"^([\w-]+): (.*)$", run("dpkg-deb", "--field", deb), re.M))
     assert os.path.basename(deb) == f"treadle_{version}_{fields['Architecture']}.deb", deb
     assert fields["Package"] == "treadle" and fields["Version"] == version, fields
