@@ -29,6 +29,11 @@ inline constexpr float kMaxHalf = 65504.0f;
 // For functions around one hot loop: inlined into each other they run out of registers.
 #define TREADLE_LOOP __attribute__((noinline))
 
+// Fetch the 64 bytes around p: into the L1 cache for what is read next, into L2 for what is read
+// later. More than L1 holds on its way would only push out what is read now, and loads wait behind.
+TREADLE_SIMD void FetchSoon(const void* p) { __builtin_prefetch(p); }
+TREADLE_SIMD void FetchLater(const void* p) { __builtin_prefetch(p, 0, 2); }
+
 // Whether there are dots of bytes (VNNI).
 #if defined(__AVX512F__) || defined(__AVXVNNI__)
 #define TREADLE_BYTE_DOTS 1

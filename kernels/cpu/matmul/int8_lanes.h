@@ -80,7 +80,8 @@ TREADLE_SIMD Dots<kWide> BeginDots(int32_t sum) {
 }
 template <bool kWide>
 TREADLE_SIMD Integers AddDots(Integers dots, Codes<kWide> codes, Quad x) {
-  return {_mm512_dpbusd_epi32(dots.v, codes.v, x.v)};
+  asm("vpdpbusd %2, %1, %0" : "+v"(dots.v) : "v"(codes.v), "v"(x.v));
+  return dots;
 }
 template <bool kWide, int kZero>
 TREADLE_SIMD Integers EndDots(Integers dots, int32_t) {

@@ -174,7 +174,7 @@ TREADLE_LOOP void RunOneTile(const MatMulInput& input, const MatMulShare& share,
       for (int g = 0; g < G; ++g) {
         const uint8_t* block = weights + g * group_bytes;
         for (int64_t i = 0; i < block_bytes; i += 64) {
-          __builtin_prefetch(block + G * group_bytes + i, 0, 2);
+          FetchLater(block + G * group_bytes + i);
         }
         decoder.Decode(block, scratch.tile + g * kBlockBytes);
       }

@@ -110,17 +110,21 @@ TREADLE_LOOP void RunBlocks(const MatMulInput& input, const MatMulShare& share, 
   const ActivationBlock* blocks = input.blocks + work.row * stride + work.begin;
   // With several groups side by side: the next set, which lies a whole set on.
   const int64_t ahead = G > 1 ? G * work.group_stride : kPrefetchBytes;
+  // The first rows fetch; where as many follow, these fetch every other block.
+  const int64_t turns = G > 1 && input.rows == 2 * R ? 2 : 1;
+  const int64_t turn = work.row / R;
   const uint8_t* w[G];
   for (int g = 0; g < G; ++g) w[g] = work.weights + g * work.group_stride;
   for (int64_t b = work.begin; b < work.end; ++b) {
     const int64_t place = b % Layout::kBlocks;
-    if (Layout::kPacked && work.row == 0) {  // later rows find the weights in the cache
+    if (Layout::kPacked && b % turns == turn) {
       constexpr int64_t kBlockBytes = Layout::kBytes / Layout::kBlocks;
 #pragma GCC unroll 8
       for (int g = 0; g < G; ++g) {
 #pragma GCC unroll 16
         for (int64_t line = 0; line < kBlockBytes; line += 64) {
-          __builtin_prefetch(w[g] + place * kBlockBytes + ahead + line);
+          const uint8_t* p = w[g] + place * kBlockBytes + ahead + line;
+          G > 1 ? FetchLater(p) : FetchSoon(p);
         }
       }
     }

@@ -43,7 +43,7 @@ TREADLE_SIMD void PrefetchStep(const uint8_t* block, int step) {
   constexpr int kLines = Decoder::kBlockBytes / kLineBytes;
   for (int line = step * kLines / Decoder::kSteps; line < (step + 1) * kLines / Decoder::kSteps;
        ++line) {
-    __builtin_prefetch(block + line * kLineBytes + kLinePrefetch);
+    FetchSoon(block + line * kLineBytes + kLinePrefetch);
   }
 }
 
@@ -77,7 +77,7 @@ TREADLE_LOOP void RunRegisters(const MatMulInput& input, const MatMulShare& shar
       left = units.blocks;
       constants = ConstantsOf(p, step, weight.zeros);
       for (int64_t at = 0; at < units.header_bytes; at += 64) {
-        __builtin_prefetch(p + at + kLinePrefetch);
+        FetchSoon(p + at + kLinePrefetch);
       }
       p += units.header_bytes;
     }
@@ -156,7 +156,7 @@ TREADLE_LOOP void RunNibbleRow(const MatMulInput& input, const MatMulShare& shar
     for (int half = 0; half < 2; ++half) first[half] = second[half] = _mm256_setzero_si256();
 #pragma GCC unroll 4
     for (int line = 0; line < 4; ++line, p += kLineBytes) {
-      __builtin_prefetch(p + kLinePrefetch);
+      FetchSoon(p + kLinePrefetch);
 #pragma GCC unroll 2
       for (int upper = 0; upper < 2; ++upper, words += 4) {
         int64_t four;

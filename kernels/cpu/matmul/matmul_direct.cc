@@ -23,7 +23,7 @@ TREADLE_SIMD void AddSteps(const Decoder& decoder, const MatMulInput& input, int
 #pragma GCC unroll 4
       for (int i = 0; i < kAtOnce; ++i) {
         const uint8_t* codes = p + (g + i) * group_bytes;
-        if (prefetch) __builtin_prefetch(codes + kPrefetchBytes);
+        if (prefetch) FetchSoon(codes + kPrefetchBytes);
         decoder.Decode(codes, constants[g + i], w[i]);
       }
 #pragma GCC unroll 8

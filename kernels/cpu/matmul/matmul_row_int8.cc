@@ -141,7 +141,7 @@ TREADLE_LOOP void RunRows(const MatMulInput& input, const MatMulShare& share, in
       for (int g = 0; g < G; ++g) {
 #pragma GCC unroll 8
         for (int64_t line = 0; line < kBlockBytes; line += 64) {
-          __builtin_prefetch(w[g] + ahead + line);
+          G > 1 ? FetchLater(w[g] + ahead + line) : FetchSoon(w[g] + ahead + line);
         }
       }
     }
@@ -265,7 +265,7 @@ void RunTiles(const MatMulInput& input, const MatMulShare& share, const MatMulSc
   for (int64_t begin = 0; begin < blocks; begin += kTileBlocks) {
     const int64_t count = blocks - begin < kTileBlocks ? blocks - begin : kTileBlocks;
     for (int64_t line = 0; line < 8 * count; ++line, packed += 64) {
-      __builtin_prefetch(packed + kPrefetchBytes);
+      FetchSoon(packed + kPrefetchBytes);
       StoreWords(scratch.tile + 128 * line, LoadWords(packed));
     }
     const int8_t* x = quantized.codes + begin * kRowBytes * kBlockValues;

@@ -96,7 +96,7 @@ struct Unpacking {
     constexpr int64_t kBytes = Packed::kBytes / Packed::kBlocks;
     UnpackConstants<Packed>(group, block, to + CodeTile<Packed, Form>::kScales);
 #pragma GCC unroll 16
-    for (int64_t line = 0; line < kBytes; line += 64) __builtin_prefetch(ahead + line, 0, 2);
+    for (int64_t line = 0; line < kBytes; line += 64) FetchLater(ahead + line);
     ahead += kBytes;
     to += CodeTile<Packed, Form>::kBytes;
     ++block;

@@ -63,7 +63,7 @@ TREADLE_LOOP void RunWordRows(const MatMulInput& input, const MatMulShare& share
     if (work.row == 0) {  // while this tile is multiplied, the next one comes
       for (int g = 0; g < G; ++g) {
         for (int64_t line = 0; line < work.next_bytes; line += 64) {
-          __builtin_prefetch(next + g * work.next_stride + line, 0, 2);
+          FetchLater(next + g * work.next_stride + line);
         }
       }
     }

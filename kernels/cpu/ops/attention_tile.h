@@ -41,7 +41,7 @@ template <int kVecs, typename T>
 TREADLE_SIMD void Prefetch(const T* p) {
 #pragma GCC unroll 4
   for (int64_t i = 0; i < kVecs * kLanes * static_cast<int64_t>(sizeof(T)); i += 64) {
-    __builtin_prefetch(reinterpret_cast<const char*>(p) + i);
+    FetchLater(reinterpret_cast<const char*>(p) + i);
   }
 }
 

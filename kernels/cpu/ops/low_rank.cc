@@ -58,7 +58,7 @@ template <typename T, Vec (*load)(const T*)>
 struct Elements {
   TREADLE_SIMD static Vec At(const void* p, int64_t i, bool fetch) {
     const T* const at = static_cast<const T*>(p) + i;
-    if (fetch) __builtin_prefetch(reinterpret_cast<const char*>(at) + kFetchBytes);
+    if (fetch) FetchSoon(reinterpret_cast<const char*>(at) + kFetchBytes);
     return load(at);
   }
 };
