@@ -32,15 +32,12 @@ int32_t IntegerLoop(int64_t rounds) {
   const int8_t four[4] = {1, 0, -1, 1};
   const Quad x = LoadQuad(four);
   Dots<false> dots[kDotChains];
-// Unrolled, too: an array that a loop fills stays in memory, and the loop below copies it.
-#pragma GCC unroll 32
   for (int i = 0; i < kDotChains; ++i) dots[i] = BeginDots<false, 1>(i);
   for (int64_t round = 0; round < rounds; ++round) {
 #pragma GCC unroll 32
     for (int i = 0; i < kDotChains; ++i) dots[i] = AddDots(dots[i], codes, x);
   }
   float sum = 0;
-#pragma GCC unroll 32
   for (int i = 0; i < kDotChains; ++i) sum += Sum(ToFloat(EndDots<false, 1>(dots[i], i)));
   return static_cast<int32_t>(sum);
 }

@@ -20,9 +20,10 @@ namespace {
 
 constexpr int64_t kTileBlocks = 24;
 constexpr int64_t kPrefetchBytes = 2048;
-// How many rows of two planes stream weights, unpacking them for every few.
-template <typename Layout>
-constexpr int64_t kStreamedRows = !kWideRegisters   ? 1
+// How many rows stream weights, unpacking them for every few.
+template <typename Layout, int P>
+constexpr int64_t kStreamedRows = P == 1            ? (kWideRegisters ? 16 : 8)
+                                  : !kWideRegisters ? 1
                                   : Layout::kHalves ? 4
                                                     : 8;
 
@@ -30,6 +31,7 @@ constexpr int64_t kStreamedRows = !kWideRegisters   ? 1
 struct Work : BlockRange {
   const uint8_t* weights;  // of block `begin` of the first group
   int64_t group_stride;    // bytes
+  NextTile next;           // of what was unpacked
 };
 
 // Sum of the activations that share a scale.
@@ -117,6 +119,7 @@ TREADLE_LOOP void RunBlocks(const MatMulInput& input, const MatMulShare& share, 
   for (int g = 0; g < G; ++g) w[g] = work.weights + g * work.group_stride;
   for (int64_t b = work.begin; b < work.end; ++b) {
     const int64_t place = b % Layout::kBlocks;
+    if (!Layout::kPacked && work.row == 0) work.next.template Fetch<G>(b - work.begin);
     if (Layout::kPacked && b % turns == turn) {
       constexpr int64_t kBlockBytes = Layout::kBytes / Layout::kBlocks;
 #pragma GCC unroll 8
@@ -192,7 +195,7 @@ void RunRows(const MatMulInput& input, const MatMulShare& share, const MatMulScr
 template <typename Layout, int P>
 void RunDirect(const MatMulInput& input, const MatMulShare& share, const MatMulScratch& scratch) {
   const PackedView& weight = share.weight;
-  Work work{{0, input.k / kBlockValues, 0, 0, true, true}, nullptr, weight.group_bytes};
+  Work work{{0, input.k / kBlockValues, 0, 0, true, true}, nullptr, weight.group_bytes, {}};
   constexpr int kGroups = kWideRegisters ? 2 : 1;
   for (work.group = share.group_begin; work.group < share.group_end;) {
     work.weights = weight.data + work.group * weight.group_bytes;
@@ -224,7 +227,8 @@ void RunTiles(const MatMulInput& input, const MatMulShare& share, const MatMulSc
     }
     const Work work{{begin, end, 0, group, begin == 0, end == blocks},
                     scratch.tile,
-                    kTileBlocks * Layout::kBytes};
+                    kTileBlocks * Layout::kBytes,
+                    NextTile::After(share.weight, group, G, end, blocks)};
     RunRows<Layout, 1, G>(input, share, scratch, work);
   }
 }
@@ -242,7 +246,7 @@ void RunTiled(const MatMulInput& input, const MatMulShare& share, const MatMulSc
 
 template <typename Packed, int P>
 void RunPlanes(const MatMulInput& input, const MatMulShare& share, const MatMulScratch& scratch) {
-  constexpr int64_t kFewRows = P == 1 ? kDirectRows : kStreamedRows<Packed>;
+  constexpr int64_t kFewRows = kStreamedRows<Packed, P>;
   if (input.rows <= kFewRows) return RunDirect<Packed, P>(input, share, scratch);
   if constexpr (P == 1) {
     RunTiled<Packed>(input, share, scratch);

@@ -36,6 +36,30 @@ struct BlockRange {
   bool last;
 };
 
+// The packed weights of the tile after this one: its first group's, others `stride` apart, and the
+// bytes of a block.
+struct NextTile {
+  const uint8_t* weights;
+  int64_t stride;
+  int64_t block_bytes;
+
+  // The one after blocks up to `end`, of `blocks`, of some groups.
+  TREADLE_SIMD static NextTile After(const PackedView& weight, int64_t group, int groups,
+                                     int64_t end, int64_t blocks) {
+    const int64_t bytes = weight.group_bytes / blocks;
+    const int64_t ahead = end < blocks ? end * bytes : groups * weight.group_bytes;
+    return {weight.data + group * weight.group_bytes + ahead, weight.group_bytes, bytes};
+  }
+  // Fetches block `block` of G groups.
+  template <int G>
+  TREADLE_SIMD void Fetch(int64_t block) const {
+    const uint8_t* p = weights + block * block_bytes;
+    for (int g = 0; g < G; ++g, p += stride) {
+      for (int64_t line = 0; line < block_bytes; line += 64) FetchLater(p + line);
+    }
+  }
+};
+
 // Calls body.template operator()<R>(row) for all of `rows` rows: R = kRows as long as there are so
 // many, then 4, 2 and 1.
 template <int kRows, typename Body>

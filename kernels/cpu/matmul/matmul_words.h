@@ -40,9 +40,7 @@ TREADLE_SIMD float ScaledSum(const ActivationBlock& block, int part) {
 // The work of one tile.
 struct WordWork : BlockRange {
   const uint8_t* tile;
-  const uint8_t* next;  // the packed bytes of the next tile
-  int64_t next_stride;  // from group to group
-  int64_t next_bytes;   // of a block
+  NextTile next;
 };
 
 // Layout: kZero, kHalves and kOffsets of block_layouts.h.
@@ -55,18 +53,11 @@ TREADLE_LOOP void RunWordRows(const MatMulInput& input, const MatMulShare& share
       input.codes + work.row * row_bytes + work.begin * kInt16Bytes * kBlockValues + kWordsAt;
   const ActivationBlock* blocks = input.blocks + work.row * stride + work.begin;
   const uint8_t* w = work.tile;
-  const uint8_t* next = work.next;
   constexpr int kParts = Layout::kHalves ? 2 : 1;
   Vec span[R][G];
   BeginSums<R, G>(true, nullptr, span);
-  for (int64_t b = work.begin; b < work.end; ++b, next += work.next_bytes) {
-    if (work.row == 0) {  // while this tile is multiplied, the next one comes
-      for (int g = 0; g < G; ++g) {
-        for (int64_t line = 0; line < work.next_bytes; line += 64) {
-          FetchLater(next + g * work.next_stride + line);
-        }
-      }
-    }
+  for (int64_t b = work.begin; b < work.end; ++b) {
+    if (work.row == 0) work.next.template Fetch<G>(b - work.begin);
 #pragma GCC unroll 2
     for (int part = 0; part < kParts; ++part) {
       Integers dots[R][G];
@@ -126,7 +117,6 @@ TREADLE_SIMD void RunWordGroups(const MatMulInput& input, const MatMulShare& sha
                                 const MatMulScratch& scratch, int64_t group, Unpack unpack) {
   static_assert(G * kWordTileBlocks * kWordBlockBytes<Layout> <= kTileBytes);
   const int64_t blocks = input.k / kBlockValues;
-  const int64_t next_bytes = share.weight.group_bytes / blocks;
   for (int64_t begin = 0, end; begin < blocks; begin = end) {
     end = SpanEnd(begin, blocks);
     for (int g = 0; g < G; ++g) {
@@ -135,13 +125,9 @@ TREADLE_SIMD void RunWordGroups(const MatMulInput& input, const MatMulShare& sha
       for (int64_t b = begin; b < end; ++b, tile += kWordBlockBytes<Layout>)
         unpack(packed, b, tile);
     }
-    const bool last = end == blocks;
-    const uint8_t* packed = share.weight.data + group * share.weight.group_bytes;
-    WordWork work{{begin, end, 0, group, begin == 0, last},
+    WordWork work{{begin, end, 0, group, begin == 0, end == blocks},
                   scratch.tile,
-                  packed + (last ? G * share.weight.group_bytes : end * next_bytes),
-                  share.weight.group_bytes,
-                  next_bytes};
+                  NextTile::After(share.weight, group, G, end, blocks)};
     ForRows<kWordRows>(input.rows, [&]<int R>(int64_t row) {
       work.row = row;
       RunWordRows<Layout, R, G>(input, share, work, scratch.sums + row * G * kLanes);
