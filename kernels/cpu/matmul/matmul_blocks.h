@@ -22,10 +22,11 @@ constexpr int64_t kTileBlocks = 24;
 constexpr int64_t kPrefetchBytes = 2048;
 // How many rows stream weights, unpacking them for every few.
 template <typename Layout, int P>
-constexpr int64_t kStreamedRows = P == 1            ? (kWideRegisters ? 16 : 8)
-                                  : !kWideRegisters ? 1
-                                  : Layout::kHalves ? 4
-                                                    : 8;
+constexpr int64_t StreamedRows() {
+  if (P == 1) return kWideRegisters ? 16 : 8;
+  if (kWideRegisters) return Layout::kHalves ? 4 : 8;
+  return Layout::kWide || Layout::kHalves ? 1 : 6;
+}
 
 // The work of a block of R rows and G groups, with activations in P planes.
 struct Work : BlockRange {
@@ -246,7 +247,7 @@ void RunTiled(const MatMulInput& input, const MatMulShare& share, const MatMulSc
 
 template <typename Packed, int P>
 void RunPlanes(const MatMulInput& input, const MatMulShare& share, const MatMulScratch& scratch) {
-  constexpr int64_t kFewRows = kStreamedRows<Packed, P>;
+  constexpr int64_t kFewRows = StreamedRows<Packed, P>();
   if (input.rows <= kFewRows) return RunDirect<Packed, P>(input, share, scratch);
   if constexpr (P == 1) {
     RunTiled<Packed>(input, share, scratch);
