@@ -80,6 +80,7 @@ TREADLE_SIMD Dots<kWide> BeginDots(int32_t sum) {
 }
 template <bool kWide>
 TREADLE_SIMD Integers AddDots(Integers dots, Codes<kWide> codes, Quad x) {
+  // The compiler's own name for it has another type and copies every sum.
   asm("vpdpbusd %2, %1, %0" : "+v"(dots.v) : "v"(codes.v), "v"(x.v));
   return dots;
 }

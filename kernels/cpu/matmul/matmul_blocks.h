@@ -120,6 +120,7 @@ TREADLE_LOOP void RunBlocks(const MatMulInput& input, const MatMulShare& share, 
   for (int g = 0; g < G; ++g) w[g] = work.weights + g * work.group_stride;
   for (int64_t b = work.begin; b < work.end; ++b) {
     const int64_t place = b % Layout::kBlocks;
+    // Later rows find the weights in the cache.
     if (!Layout::kPacked && work.row == 0) work.next.template Fetch<G>(b - work.begin);
     if (Layout::kPacked && b % turns == turn) {
       constexpr int64_t kBlockBytes = Layout::kBytes / Layout::kBlocks;
