@@ -54,8 +54,7 @@ TREADLE_SIMD Words LoadWords(const uint8_t* p) { return WordsOf(LoadCodes<true>(
 TREADLE_SIMD Integers BroadcastWords(int32_t x) { return {_mm512_set1_epi32(x)}; }
 // sums + the products of two words of every feature, all of `codes`, and two activations.
 TREADLE_SIMD Integers AddWords(Integers sums, __m512i codes, Quad x) {
-  asm("vpdpwssd %2, %1, %0" : "+v"(sums.v) : "v"(codes), "v"(x.v));
-  return sums;
+  return {_mm512_dpwssd_epi32(sums.v, codes, x.v)};
 }
 TREADLE_SIMD Integers AddWords(Integers sums, const uint8_t* codes, Quad x) {
   return AddWords(sums, _mm512_loadu_si512(codes), x);

@@ -179,12 +179,6 @@ void SetWeights(const Tile& tile, int64_t groups, const CodeBlock& s, float* ste
   });
 }
 
-// sums += unsigned bytes times signed ones, by fours: one instruction, where the compiler adds
-// copies to its own name for it.
-TREADLE_SIMD void AddBytes(__m512i& sums, __m512i unsigned_bytes, __m512i signed_bytes) {
-  asm("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(unsigned_bytes), "v"(signed_bytes));
-}
-
 // Running sums of 16 columns.
 struct CodeSums {
   __m512i high, low;
