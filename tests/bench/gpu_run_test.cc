@@ -83,9 +83,9 @@ class GpuRun : public testing::Test {
 };
 
 TEST_F(GpuRun, EveryStepAtSmallSizesOnTheCpu) {
-  fs::create_symlink(TREADLE_BINARY, folder_ / "bundle" / "treadle");
+  fs::create_symlink(fs::absolute(TREADLE_BINARY), folder_ / "bundle" / "treadle");
   fs::remove(folder_ / "bundle" / "treadle-bench");
-  fs::create_symlink(TREADLE_BENCH_BINARY, folder_ / "bundle" / "treadle-bench");
+  fs::create_symlink(fs::absolute(TREADLE_BENCH_BINARY), folder_ / "bundle" / "treadle-bench");
   ASSERT_EQ(Run({}, {"--device", "cpu", "--quick"}), 0) << said_;
   const std::string report = Text("report.md");
   for (const char* step :

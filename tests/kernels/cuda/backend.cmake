@@ -20,6 +20,7 @@ treadle_test(cuda_kernel_needs_test
 if(TREADLE_HAS_CUDA)
   add_dependencies(cuda_kernel_needs_test treadle_cuda)
   target_include_directories(cuda_kernel_needs_test SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+  cmake_path(RELATIVE_PATH CMAKE_BINARY_DIR BASE_DIRECTORY ${CMAKE_SOURCE_DIR} OUTPUT_VARIABLE build_folder)
   target_compile_definitions(cuda_kernel_needs_test PRIVATE
-    TREADLE_PTXAS_REPORTS="${CMAKE_BINARY_DIR}/kernels/cuda/CMakeFiles/treadle_cuda.dir")
+    TREADLE_PTXAS_REPORTS="${build_folder}/kernels/cuda/CMakeFiles/treadle_cuda.dir")
 endif()
