@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <optional>
+#include <string>
 #include <string_view>
 
 namespace treadle {
@@ -22,6 +23,17 @@ constexpr std::optional<T> ValueOf(const Choice<T> (&choices)[N], std::string_vi
     if (choice.word == word) return choice.value;
   }
   return std::nullopt;
+}
+
+// All words, "a, b, c".
+template <typename T, size_t N>
+std::string WordsOf(const Choice<T> (&choices)[N]) {
+  std::string words;
+  for (const Choice<T>& choice : choices) {
+    if (!words.empty()) words += ", ";
+    words += choice.word;
+  }
+  return words;
 }
 
 // "?" for a value that has no row.

@@ -4,6 +4,7 @@
 #include <set>
 #include <vector>
 
+#include "base/file_calls.h"
 #include "base/mapped_file.h"
 #include "base/quoted.h"
 #include "base/status.h"
@@ -134,10 +135,11 @@ absl::StatusOr<std::string> WithKeysOnce(std::string_view text) {
   return checker.repeated() ? value.dump() : std::string(text);
 }
 
-absl::StatusOr<Json> ReadJsonFile(const std::string& path) {
-  TREADLE_ASSIGN_OR_RETURN(const std::unique_ptr<MappedFile> file, MappedFile::Open(path));
+namespace {
+
+// As ParseJsonObject, and a number may be Python's Infinity.
+absl::StatusOr<Json> ParseText(std::string_view text, const std::string& path) {
   constexpr std::string_view kInfinity = "Infinity";
-  const std::string_view text = file->text();
   if (text.find(kInfinity) == text.npos) return ParseJsonObject(text, path);
   std::string finite;
   for (size_t at = 0; at < text.size();) {
@@ -149,6 +151,20 @@ absl::StatusOr<Json> ReadJsonFile(const std::string& path) {
     at = end;
   }
   return ParseJsonObject(finite, path);
+}
+
+}  // namespace
+
+absl::StatusOr<Json> ReadJsonFile(const std::string& path) {
+  TREADLE_ASSIGN_OR_RETURN(const std::unique_ptr<MappedFile> file, MappedFile::Open(path));
+  return ParseJsonFile(*file);
+}
+
+absl::StatusOr<Json> ParseJsonFile(const MappedFile& file) {
+  FileCalls::Get().Use(file.path());
+  absl::StatusOr<Json> json = ParseText(file.text(), file.path());
+  TREADLE_RETURN_IF_ERROR(file.CheckUnchanged());  // it would be why
+  return json;
 }
 
 std::optional<int64_t> IntegerIn(const Json& value, int64_t least, int64_t most) {

@@ -11,10 +11,14 @@
 
 namespace treadle {
 
+class MappedFile;
+
 // NotFound if it cannot be opened; InvalidArgument unless it is one JSON object, at most 64 levels
 // deep, in which no object has a key twice. A number that Python writes as Infinity is read as
 // {"__float__": "Infinity"}, as transformers writes it.
 absl::StatusOr<nlohmann::json> ReadJsonFile(const std::string& path);
+// The same of an open file; its CheckUnchanged's errors, too.
+absl::StatusOr<nlohmann::json> ParseJsonFile(const MappedFile& file);
 // `text` as a JSON object; `path` is named in the error. InvalidArgument also if there are more
 // than `most_values` strings, keys, arrays and objects, each of which takes up to a hundred bytes.
 absl::StatusOr<nlohmann::json> ParseJsonObject(std::string_view text, const std::string& path,

@@ -2,8 +2,6 @@
 
 #include <openssl/evp.h>
 
-#include <algorithm>
-
 #include "base/status.h"
 
 namespace treadle {
@@ -30,23 +28,6 @@ std::string Sha256::Finish() {
     text += kDigits[digest[i] & 15];
   }
   return text;
-}
-
-absl::StatusOr<std::string> FileSha256(const std::string& path, FileState* state,
-                                       const std::function<bool()>& cancelled) {
-  TREADLE_ASSIGN_OR_RETURN(const std::unique_ptr<MappedFile> file, MappedFile::Open(path));
-  if (state != nullptr) *state = file->state();
-  Sha256 sum;
-  constexpr size_t kPiece = 1 << 20;
-  for (auto bytes = file->bytes(); !bytes.empty();
-       bytes = bytes.subspan(std::min(kPiece, bytes.size()))) {
-    if (cancelled && cancelled()) return absl::CancelledError("interrupted");
-    const auto piece = bytes.first(std::min(kPiece, bytes.size()));
-    sum.Add(piece);
-    DropMappedPages(piece.data(), piece.size());
-  }
-  TREADLE_RETURN_IF_ERROR(file->CheckUnchanged());
-  return sum.Finish();
 }
 
 }  // namespace treadle

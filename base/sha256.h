@@ -2,13 +2,9 @@
 #pragma once
 
 #include <cstddef>
-#include <functional>
 #include <memory>
 #include <span>
 #include <string>
-
-#include "absl/status/statusor.h"
-#include "base/mapped_file.h"
 
 struct evp_md_ctx_st;
 
@@ -27,10 +23,5 @@ class Sha256 {
   };
   std::unique_ptr<evp_md_ctx_st, Free> context_;
 };
-
-// The sum of a whole file. `state`: if not null, gets that of the file that was read. `cancelled`:
-// asked often; may be empty. Errors: MappedFile's; Cancelled.
-absl::StatusOr<std::string> FileSha256(const std::string& path, FileState* state = nullptr,
-                                       const std::function<bool()>& cancelled = {});
 
 }  // namespace treadle

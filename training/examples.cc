@@ -1,12 +1,12 @@
 #include "training/examples.h"
 
 #include <algorithm>
-#include <fstream>
 #include <memory>
 #include <optional>
 #include <utility>
 
 #include "base/json_file.h"
+#include "base/mapped_file.h"
 #include "base/status.h"
 #include "models/text/jinja/chat_template.h"
 #include "models/text/tokenizer.h"
@@ -134,13 +134,17 @@ absl::StatusOr<Examples> ReadExamples(const std::string& path, const Checkpoint&
     return InvalidArgument(checkpoint.path(), " has no tokenizer, which --data needs");
   }
   TREADLE_ASSIGN_OR_RETURN(const auto tokenizer, Tokenizer::Create(*checkpoint.tokenizer()));
-  std::ifstream file(path);
-  if (!file) return NotFound("--data ", path, ": cannot be read");
+  const auto file = MappedFile::Open(path);
+  if (!file.ok())
+    return absl::Status(file.status().code(), Str("--data ", file.status().message()));
   Reader reader(checkpoint, *tokenizer, options);
   Examples read;
-  std::string text;
-  for (int64_t number = 1; std::getline(file, text); ++number) {
-    if (text.find_first_not_of(" \t\r") == std::string::npos) continue;
+  TREADLE_ASSIGN_OR_RETURN(read.sum, (*file)->Sum());
+  std::string_view rest = (*file)->text();
+  for (int64_t number = 1; !rest.empty(); ++number) {
+    const std::string_view text = rest.substr(0, rest.find('\n'));
+    rest.remove_prefix(std::min(rest.size(), text.size() + 1));
+    if (text.find_first_not_of(" \t\r") == std::string_view::npos) continue;
     const std::string place = Str(path, ":", number);
     TREADLE_ASSIGN_OR_RETURN(const Json line, ParseJsonObject(text, place));
     auto example = reader.Read(line);
@@ -156,6 +160,7 @@ absl::StatusOr<Examples> ReadExamples(const std::string& path, const Checkpoint&
     }
     read.examples.push_back(*std::move(example));
   }
+  TREADLE_RETURN_IF_ERROR((*file)->CheckUnchanged());
   if (read.examples.empty()) return InvalidArgument("--data ", path, ": has no lines");
   return read;
 }

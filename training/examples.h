@@ -34,6 +34,7 @@ struct ExampleOptions {
 struct Examples {
   std::vector<Example> examples;
   int64_t cut = 0;  // examples that were longer
+  std::string sum;  // SHA-256 of the file, 64 hexadecimal digits
 };
 
 // Errors: the file cannot be read or has no lines, the model lacks a tokenizer or the chat template

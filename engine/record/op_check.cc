@@ -226,7 +226,8 @@ class CheckingBackend final : public ForwardingBackend, public CheckedBackend {
                 std::type_identity_t<Parameters>... arguments) {
     if (!Next()) return (below().*op)(arguments...);
     Twins twins(weights_);
-    const std::tuple<Parameters...> again{twins.Of(arguments)...};
+    // A parameter that is a reference has its value here, unless the twin is an object of its own.
+    const std::tuple<decltype(twins.Of(arguments))...> again{twins.Of(arguments)...};
     (below().*op)(arguments...);
     TREADLE_CHECK(ForwardingBackend::Synchronize().ok());
     std::apply([&](auto&... twin) { (reference_.*op)(twin...); }, again);

@@ -27,6 +27,7 @@ StoredTensor Decode(const control::Factor& message) {
 
 absl::Status EncodeAdapter(const AdapterFile& adapter, LayerRange layers,
                            control::Adapter& message) {
+  TREADLE_RETURN_IF_ERROR(adapter.Revalidate());
   message.set_path(adapter.path());
   message.set_hash(adapter.hash());
   message.set_hugging_face(adapter.kind() == Container::kHuggingFace);

@@ -37,7 +37,7 @@ class TrainRequest;
 class WorkerMessage;
 }  // namespace control
 
-inline constexpr uint32_t kControlProtocol = 7;
+inline constexpr uint32_t kControlProtocol = 8;
 inline constexpr size_t kMaxFirstBytes = 64 << 10;  // many times a hello
 
 // The identity of one end, and whom it trusts; null: plaintext. Unix sockets are always plaintext.

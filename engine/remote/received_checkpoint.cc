@@ -333,6 +333,7 @@ absl::Status CheckpointSender::Fill(const control::TensorRequest& request,
   }
   const StoredTensor& tensor = checkpoint_.tensors()[index];
   MutexLock lock(mutex_);
+  TREADLE_RETURN_IF_ERROR(checkpoint_.Revalidate());
   if (tensor.arranged && !request.constants() && arranged_of_ != static_cast<int64_t>(index)) {
     arranged_ = tensor.arranged();
     arranged_of_ = index;

@@ -100,14 +100,14 @@ absl::StatusOr<std::unique_ptr<RemoteEngine>> RemoteEngine::Create(RemoteEngineO
   MakeMessageThread();  // and all that gRPC and the server start from here on
   TREADLE_RETURN_IF_ERROR(CheckOptions(options));
   if (options.version.empty()) options.version = kVersion;
-  TREADLE_ASSIGN_OR_RETURN(std::string fingerprint, Fingerprint(*options.checkpoint));
+  TREADLE_ASSIGN_OR_RETURN(ModelIdentity identity, IdentityOf(*options.checkpoint));
   const std::shared_ptr<CreationProgress> progress(
       new CreationProgress{{}, std::move(options.progress)});
   options.progress = [progress](double fraction) {
     MutexLock lock(progress->mutex);
     if (progress->tell) progress->tell(fraction);
   };
-  std::unique_ptr<RemoteEngine> engine(new RemoteEngine(options, std::move(fingerprint)));
+  std::unique_ptr<RemoteEngine> engine(new RemoteEngine(options, std::move(identity)));
   engine->cluster_->BeginEpoch(engine->epoch());
   const absl::Status standing = engine->cluster_->WaitUntilStanding();
   {
@@ -118,7 +118,7 @@ absl::StatusOr<std::unique_ptr<RemoteEngine>> RemoteEngine::Create(RemoteEngineO
   return engine;
 }
 
-RemoteEngine::RemoteEngine(const RemoteEngineOptions& options, std::string fingerprint)
+RemoteEngine::RemoteEngine(const RemoteEngineOptions& options, ModelIdentity identity)
     : stages_(static_cast<int>(options.stages.size())),
       depth_(options.depth > 0 ? options.depth : std::max(stages_, 2)),
       vocab_(options.checkpoint->config().vocab),
@@ -128,7 +128,7 @@ RemoteEngine::RemoteEngine(const RemoteEngineOptions& options, std::string finge
       replay_log_{.wire = options.wire, .hidden = hidden_, .page_size = options.page_size},
       limit_(options.iteration_deadline),
       cluster_(std::make_unique<WorkerCluster>(
-          options, std::move(fingerprint),
+          options, std::move(identity),
           WorkerCluster::Callbacks{
               .result = [this](const proto::Result& result) { OnResult(result); },
               .news = [this] { Wake(); },

@@ -30,6 +30,7 @@
 #include "engine/remote/iteration_limit.h"
 #include "engine/replay_log.h"
 #include "models/checkpoints/checkpoint.h"
+#include "models/checkpoints/fingerprint.h"
 #include "models/model.h"
 
 namespace treadle {
@@ -142,7 +143,7 @@ class RemoteEngine final : public Engine {
     std::vector<Step> steps;  // without tokens: what a result must answer to
   };
 
-  RemoteEngine(const RemoteEngineOptions& options, std::string fingerprint);
+  RemoteEngine(const RemoteEngineOptions& options, ModelIdentity identity);
 
   void OnResult(const proto::Result& message);
   void EnforceDeadline();

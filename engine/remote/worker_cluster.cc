@@ -9,7 +9,6 @@
 #include "engine/remote/adapter_messages.h"
 #include "engine/remote/control.pb.h"
 #include "models/adapters/adapter_file.h"
-#include "models/checkpoints/fingerprint.h"
 
 namespace treadle {
 namespace {
@@ -39,10 +38,10 @@ bool IsFinal(absl::StatusCode code) {
 
 }  // namespace
 
-WorkerCluster::WorkerCluster(const RemoteEngineOptions& options, std::string fingerprint,
+WorkerCluster::WorkerCluster(const RemoteEngineOptions& options, ModelIdentity identity,
                              Callbacks callbacks)
     : options_(options),
-      fingerprint_(std::move(fingerprint)),
+      identity_(std::move(identity)),
       files_(FilesHere(*options.checkpoint)),
       callbacks_(std::move(callbacks)),
       heartbeat_(HeartbeatFor(options)),
@@ -216,7 +215,6 @@ void WorkerCluster::Open(size_t stage) {
     hello.set_heartbeat_ms(static_cast<uint32_t>(heartbeat_.count()));
     hello.set_weights_from_master(options_.weights_from_master);
     hello.set_files(files_);
-    hello.set_fingerprint(fingerprint_);
   });
 }
 

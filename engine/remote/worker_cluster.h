@@ -28,6 +28,7 @@
 #include "engine/remote/host_delay.h"
 #include "engine/remote/received_checkpoint.h"
 #include "engine/remote/remote_engine.h"
+#include "models/checkpoints/fingerprint.h"
 
 namespace treadle {
 
@@ -52,7 +53,7 @@ class WorkerCluster {
     std::function<void()> news;                        // an epoch stands, or has ended
     std::function<void()> beat;                        // several times in an iteration deadline
   };
-  WorkerCluster(const RemoteEngineOptions& options, std::string fingerprint, Callbacks callbacks);
+  WorkerCluster(const RemoteEngineOptions& options, ModelIdentity identity, Callbacks callbacks);
   ~WorkerCluster();
 
   // Ends the epoch before it, if there is one, and begins another; returns at once.
@@ -179,7 +180,7 @@ class WorkerCluster {
   void TellNews();
 
   const RemoteEngineOptions options_;
-  const std::string fingerprint_;
+  const ModelIdentity identity_;
   const std::string files_;  // FilesHere
   const Callbacks callbacks_;
   const std::chrono::milliseconds heartbeat_;

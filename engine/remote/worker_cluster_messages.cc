@@ -1,6 +1,7 @@
 // Messages of the master to workers, and its checks of what they say.
 
 #include <algorithm>
+#include <filesystem>
 #include <utility>
 
 #include "base/status.h"
@@ -83,10 +84,10 @@ absl::Status CheckMemory(const RemoteEngineOptions& options, uint64_t weight_byt
                            memory >> 20, " MiB");
 }
 
-// Whether the worker can be that stage. FailedPrecondition: another version, device, arithmetic or
-// file, or too few GPUs; ResourceExhausted: no memory for the weights.
-absl::Status CheckHello(const RemoteEngineOptions& options, const std::string& fingerprint,
-                        size_t stage, const control::WorkerHello& hello) {
+// Whether the worker can be that stage. FailedPrecondition: another version, device or arithmetic,
+// or too few GPUs; ResourceExhausted: no memory for the weights.
+absl::Status CheckHello(const RemoteEngineOptions& options, size_t stage,
+                        const control::WorkerHello& hello) {
   const uint64_t weight_bytes = options.stages[stage].weight_bytes;
   const auto refuse = [](const auto&... parts) {
     return absl::FailedPreconditionError(Str(parts...));
@@ -97,29 +98,27 @@ absl::Status CheckHello(const RemoteEngineOptions& options, const std::string& f
   }
   TREADLE_RETURN_IF_ERROR(CheckNumerics(options, hello));
   TREADLE_RETURN_IF_ERROR(CheckMemory(options, weight_bytes, hello));
-  if (options.weights_from_master) return absl::OkStatus();
-  if (!hello.problem().empty()) return refuse(hello.problem());
-  if (hello.model_path().empty()) {
+  if (!options.weights_from_master && hello.model_path().empty()) {
     return refuse("the worker has no model of its own: start it with --model, or send it the ",
                   "weights with --weights-from master");
-  }
-  if (hello.fingerprint() != fingerprint) {
-    return refuse("its model ", hello.model_path(), " is another file: SHA-256 ",
-                  hello.fingerprint().substr(0, 16), "..., the master's is ",
-                  fingerprint.substr(0, 16), "...");
   }
   return absl::OkStatus();
 }
 
 // All but the directory of tensors.
-void DescribeStage(const RemoteEngineOptions& options, size_t stage, const std::string& fingerprint,
+void DescribeStage(const RemoteEngineOptions& options, size_t stage, const ModelIdentity& identity,
                    control::Configure& out) {
   out.set_stage(static_cast<int32_t>(stage));
   out.set_stages(static_cast<int32_t>(options.stages.size()));
   out.set_tensor_parallel(options.tensor_parallel);
   out.set_first_layer(options.stages[stage].layers.begin);
   out.set_end_layer(options.stages[stage].layers.end);
-  out.set_fingerprint(fingerprint);
+  out.set_fingerprint(identity.fingerprint);
+  for (const ModelIdentity::File& file : identity.files) {
+    control::ModelFile& one = *out.add_files();
+    one.set_name(std::filesystem::path(file.path).filename().string());
+    one.set_sha256(file.sum);
+  }
   out.set_backend(options.backend);
   if (OnGpus(options)) {
     out.set_dtype(std::string(Name(options.dtype)));
@@ -232,7 +231,7 @@ void WorkerCluster::Dispatch(size_t stage, control::WorkerMessage& message) {
 absl::Status WorkerCluster::OnHello(size_t stage, const control::WorkerHello& hello) {
   Peer& peer = peers_[stage];
   if (peer.state != State::kGreeting) return absl::OkStatus();
-  TREADLE_RETURN_IF_ERROR(CheckHello(options_, fingerprint_, stage, hello));
+  TREADLE_RETURN_IF_ERROR(CheckHello(options_, stage, hello));
   peer.memory_pool = hello.machine();
   peer.progress = 0;
   peer.state = State::kLoading;
@@ -240,7 +239,7 @@ absl::Status WorkerCluster::OnHello(size_t stage, const control::WorkerHello& he
     peer.stream->Tell([](auto& message) { message.set_tracing(true); });
   }
   peer.stream->Tell([&](auto& message) {
-    DescribeStage(options_, stage, fingerprint_, *message.mutable_configure());
+    DescribeStage(options_, stage, identity_, *message.mutable_configure());
     if (!options_.weights_from_master) return;
     peer.sender =
         std::make_shared<CheckpointSender>(*options_.checkpoint, options_.tensor_parallel);
@@ -252,6 +251,11 @@ absl::Status WorkerCluster::OnHello(size_t stage, const control::WorkerHello& he
 absl::Status WorkerCluster::OnLoaded(size_t stage, const control::Loaded& loaded) {
   Peer& peer = peers_[stage];
   if (peer.state != State::kLoading) return absl::OkStatus();
+  if (loaded.fingerprint() != identity_.fingerprint) {
+    return absl::FailedPreconditionError(Str("it has loaded another model: SHA-256 ",
+                                             loaded.fingerprint().substr(0, 16), "..., expected ",
+                                             identity_.fingerprint.substr(0, 16), "..."));
+  }
   // Where there are more ranks than K/V heads, several hold the same one.
   const auto kv_heads = static_cast<uint64_t>(
       std::max<int64_t>(options_.checkpoint->config().kv_heads, options_.tensor_parallel));

@@ -8,13 +8,14 @@
 #include <optional>
 #include <utility>
 
+#include "base/file_calls.h"
+#include "base/folder_files.h"
 #include "base/number.h"
 #include "base/quoted.h"
 #include "base/sha256.h"
 #include "base/status.h"
 #include "kernels/backend.h"
 #include "models/adapters/adapter_settings.h"
-#include "models/checkpoints/fingerprint.h"
 #include "models/checkpoints/gguf/gguf_file.h"
 #include "models/checkpoints/huggingface/safetensors.h"
 
@@ -120,19 +121,21 @@ absl::Status AdapterReader::AddEntry(const SafetensorsEntry& entry) {
 }
 
 absl::StatusOr<std::shared_ptr<const AdapterFile>> AdapterReader::ReadFolder() {
-  const std::filesystem::path folder(file_->path_);
-  const std::string config = (folder / "adapter_config.json").string();
-  TREADLE_ASSIGN_OR_RETURN(settings_, ReadAdapterSettings(config, config_));
+  // Each is opened and hashed once, and then parsed: the hash is that of what is read here.
+  FolderFiles folder(file_->path_);
+  TREADLE_ASSIGN_OR_RETURN(const auto config, folder.Open("adapter_config.json"));
+  TREADLE_ASSIGN_OR_RETURN(const auto weights, folder.Open("adapter_model.safetensors"));
+  TREADLE_ASSIGN_OR_RETURN(settings_, ReadAdapterSettings(*config, config_));
   file_->base_ = settings_.base;
-  const std::string weights = (folder / "adapter_model.safetensors").string();
-  TREADLE_ASSIGN_OR_RETURN(std::shared_ptr<const MappedFile> mapped, MappedFile::Open(weights));
-  TREADLE_ASSIGN_OR_RETURN(const std::vector<SafetensorsEntry> entries, ReadSafetensors(*mapped));
-  file_->files_.push_back(std::move(mapped));
+  FileCalls::Get().Use(weights->path());
+  TREADLE_ASSIGN_OR_RETURN(const std::vector<SafetensorsEntry> entries, ReadSafetensors(*weights));
+  file_->files_ = {weights};
+  file_->sources_ = {config, weights};
   for (const SafetensorsEntry& entry : entries) TREADLE_RETURN_IF_ERROR(AddEntry(entry));
   for (const auto& [name, pair] : pairs_) TREADLE_RETURN_IF_ERROR(AddPair(name, pair));
   Sha256 sum;
-  for (const std::string& path : {config, weights}) {
-    TREADLE_ASSIGN_OR_RETURN(const std::string of_file, FileSum(path));
+  for (const auto& file : file_->sources_) {
+    TREADLE_ASSIGN_OR_RETURN(const std::string of_file, file->Sum());
     sum.Add(std::as_bytes(std::span(of_file)));
   }
   file_->hash_ = sum.Finish();
@@ -141,7 +144,10 @@ absl::StatusOr<std::shared_ptr<const AdapterFile>> AdapterReader::ReadFolder() {
 
 absl::StatusOr<std::shared_ptr<const AdapterFile>> AdapterReader::ReadGguf() {
   file_->kind_ = Container::kGguf;
-  TREADLE_ASSIGN_OR_RETURN(const std::unique_ptr<GgufFile> gguf, GgufFile::Read(file_->path_));
+  TREADLE_ASSIGN_OR_RETURN(const std::shared_ptr<const MappedFile> mapped,
+                           MappedFile::Open(file_->path_));
+  TREADLE_ASSIGN_OR_RETURN(file_->hash_, mapped->Sum());
+  TREADLE_ASSIGN_OR_RETURN(const std::unique_ptr<GgufFile> gguf, GgufFile::Parse(mapped));
   const auto expect = [&](const char* key, std::string_view expected) -> absl::Status {
     TREADLE_ASSIGN_OR_RETURN(const std::string found, gguf->String(key));
     if (found == expected) return absl::OkStatus();
@@ -167,9 +173,8 @@ absl::StatusOr<std::shared_ptr<const AdapterFile>> AdapterReader::ReadGguf() {
     Pair& pair = pairs_[tensor.name.substr(0, tensor.name.size() - 7)];
     (b ? pair.b : pair.a) = tensor;
   }
-  file_->files_.push_back(gguf->mapping());
+  file_->files_ = file_->sources_ = {mapped};
   for (const auto& [name, pair] : pairs_) TREADLE_RETURN_IF_ERROR(AddPair(name, pair));
-  TREADLE_ASSIGN_OR_RETURN(file_->hash_, FileSum(file_->path_));
   return Finish();
 }
 
@@ -343,6 +348,16 @@ DType AdapterFactors::LoadedType() const {
 absl::Status AdapterFile::CheckUnchanged() const {
   for (const auto& file : files_) TREADLE_RETURN_IF_ERROR(file->CheckUnchanged());
   return absl::OkStatus();
+}
+
+absl::Status AdapterFile::Revalidate() const {
+  for (const auto& file : files_) TREADLE_RETURN_IF_ERROR(file->Revalidate());
+  return absl::OkStatus();
+}
+
+bool AdapterFile::IsAtItsPath() const {
+  return !sources_.empty() &&
+         std::ranges::all_of(sources_, [](const auto& file) { return file->IsAtItsPath(); });
 }
 
 absl::StatusOr<std::shared_ptr<const AdapterFile>> AdapterFile::Make(AdapterContents contents,

@@ -79,8 +79,13 @@ class AdapterFile {
   }
   // The model's own embeddings, which PEFT may write beside their factors: they are not loaded.
   const std::vector<std::string>& left_aside() const { return left_aside_; }
-  // The files were not written to since Open.
+  // MappedFile's of its weights' file: call the one after reading factors, the other before reading
+  // them again after a while.
   absl::Status CheckUnchanged() const;
+  absl::Status Revalidate() const;
+  // Whether opening its path again would give the same adapter. False of one that came otherwise
+  // than as files.
+  bool IsAtItsPath() const;
 
  private:
   friend class AdapterReader;
@@ -94,8 +99,9 @@ class AdapterFile {
   std::vector<AdapterFactors> factors_;
   StoredTensor soft_prompt_;
   std::vector<std::string> left_aside_;
-  std::vector<std::shared_ptr<const MappedFile>> files_;
-  std::shared_ptr<const void> contents_;  // instead of files
+  std::vector<std::shared_ptr<const MappedFile>> files_;    // that its factors lie in
+  std::vector<std::shared_ptr<const MappedFile>> sources_;  // that it was made from
+  std::shared_ptr<const void> contents_;                    // instead of files
 };
 
 }  // namespace treadle

@@ -97,9 +97,10 @@ double AdapterSettings::AlphaOf(std::string_view module) const {
   return alpha;
 }
 
-absl::StatusOr<AdapterSettings> ReadAdapterSettings(const std::string& path,
+absl::StatusOr<AdapterSettings> ReadAdapterSettings(const MappedFile& config_json,
                                                     const ModelConfig& config) {
-  TREADLE_ASSIGN_OR_RETURN(const Json json, ReadJsonFile(path));
+  const std::string& path = config_json.path();
+  TREADLE_ASSIGN_OR_RETURN(const Json json, ParseJsonFile(config_json));
   const Json type = json.value("peft_type", Json()),
              base = json.value("base_model_name_or_path", Json());
   if (type != "LORA" && type != "PROMPT_TUNING") {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/mapped_file.h"
 #include "models/architectures/model_config.h"
 
 namespace treadle {
@@ -26,7 +27,7 @@ struct AdapterSettings {
 };
 
 // config: of the model. InvalidArgument with the setting, what was found and what was expected.
-absl::StatusOr<AdapterSettings> ReadAdapterSettings(const std::string& path,
+absl::StatusOr<AdapterSettings> ReadAdapterSettings(const MappedFile& config_json,
                                                     const ModelConfig& config);
 
 }  // namespace treadle

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <utility>
 
+#include "base/file_calls.h"
 #include "base/number.h"
 #include "base/quoted.h"
 #include "base/status.h"
@@ -70,14 +71,13 @@ void Checkpoint::AddTurnEnds() {
   }
 }
 
-std::vector<FileState> Checkpoint::file_states() const {
-  std::vector<FileState> states;
-  for (const auto& file : mapped_) states.push_back(file->state());
-  return states;
+absl::Status Checkpoint::CheckUnchanged() const {
+  for (const auto& file : weight_files_) TREADLE_RETURN_IF_ERROR(file->CheckUnchanged());
+  return absl::OkStatus();
 }
 
-absl::Status Checkpoint::CheckUnchanged() const {
-  for (const auto& file : mapped_) TREADLE_RETURN_IF_ERROR(file->CheckUnchanged());
+absl::Status Checkpoint::Revalidate() const {
+  for (const auto& file : weight_files_) TREADLE_RETURN_IF_ERROR(file->Revalidate());
   return absl::OkStatus();
 }
 
@@ -105,6 +105,12 @@ absl::StatusOr<const StoredTensor*> Checkpoint::Require(
                            ", expected ", ShapeText(std::span(shape.begin(), shape.size())));
   }
   TREADLE_RETURN_IF_ERROR(Fetch(*tensor));
+  for (const auto& file : weight_files_) {
+    const std::span<const std::byte> bytes = file->bytes();
+    if (tensor->data < bytes.data() || tensor->data >= bytes.data() + bytes.size()) continue;
+    TREADLE_RETURN_IF_ERROR(file->CheckUnchanged());
+    FileCalls::Get().Use(file->path());
+  }
   return tensor;
 }
 

@@ -73,6 +73,9 @@ absl::StatusOr<MatrixSource> SourceOf(const StoredTensor& tensor, int64_t n, int
 // Values of a 1-D tensor.
 std::vector<float> DecodeVector(const StoredTensor& tensor);
 
+// Files by name.
+using TextFiles = std::map<std::string, std::shared_ptr<const MappedFile>>;
+
 class Checkpoint {
  public:
   using Kind = Container;
@@ -101,20 +104,28 @@ class Checkpoint {
   uint64_t file_bytes() const { return file_bytes_; }
   // Parts of a folder's model that are not of text, as "vision_tower": none of them is loaded.
   const std::vector<std::string>& left_aside() const { return left_aside_; }
-  // The files that hold the tensors.
-  const std::vector<std::string>& weight_files() const { return weight_files_; }
-  // The same, as they were when they were opened.
-  std::vector<FileState> file_states() const;
+  // The files that hold the tensors, in order; none of random weights.
+  const std::vector<std::shared_ptr<const MappedFile>>& weight_files() const {
+    return weight_files_;
+  }
+  // config.json of a folder; null otherwise.
+  const std::shared_ptr<const MappedFile>& config_file() const { return config_file_; }
+  // The files of a folder beside weights, as they were when it was opened (text_files.h). Errors:
+  // ReadTextFiles's.
+  const absl::StatusOr<TextFiles>& text_files() const { return text_files_; }
   // Where no file does: all that decides the weights, as text.
   const std::string& recipe() const { return recipe_; }
 
-  // MappedFile::CheckUnchanged of all files that tensors lie in: asked after they were read.
+  // MappedFile::CheckUnchanged of all weight files. Call it after reading tensors.
   absl::Status CheckUnchanged() const;
+  // MappedFile::Revalidate of all weight files. Call it before reading tensors again after a while.
+  absl::Status Revalidate() const;
 
   // Null if there is none of that name.
   const StoredTensor* Find(std::string_view name) const;
   // As Find, but an error that names the tensor if it is missing or its shape is another. From here
-  // on, and until the next Require, its bytes can be read.
+  // on, and until the next Require, its bytes can be read. An error, too, if its file has changed
+  // since it was opened.
   absl::StatusOr<const StoredTensor*> Require(std::string_view name,
                                               std::initializer_list<int64_t> shape) const;
 
@@ -151,8 +162,9 @@ class Checkpoint {
   std::map<std::string, size_t, std::less<>> index_;
   // Entries of the files that are no tensor of ours, and their types.
   std::map<std::string, std::string, std::less<>> unread_;
-  std::vector<std::string> weight_files_;
-  std::vector<std::shared_ptr<const MappedFile>> mapped_;  // those that tensors lie in
+  std::vector<std::shared_ptr<const MappedFile>> weight_files_;
+  std::shared_ptr<const MappedFile> config_file_;
+  absl::StatusOr<TextFiles> text_files_ = TextFiles();
   std::string recipe_;
   uint64_t file_bytes_ = 0;
 };

@@ -1,12 +1,10 @@
 #include "models/text/tiktoken_file.h"
 
 #include <algorithm>
-#include <filesystem>
 #include <unordered_map>
 #include <vector>
 
 #include "absl/strings/escaping.h"
-#include "base/mapped_file.h"
 #include "base/number.h"
 #include "base/quoted.h"
 #include "base/status.h"
@@ -24,10 +22,10 @@ constexpr const char* kPreTokenizer = "kimi-k2";
 constexpr size_t kMaxTokenBytes = 1024;  // bytes of a token, each of whose splits is looked at
 
 // Tokens by rank.
-absl::StatusOr<std::vector<std::string>> ReadTokens(const std::string& path) {
-  TREADLE_ASSIGN_OR_RETURN(const auto file, MappedFile::Open(path));
+absl::StatusOr<std::vector<std::string>> ReadTokens(const MappedFile& file) {
+  const std::string& path = file.path();
   std::vector<std::string> tokens;
-  for (std::string_view text = file->text(); !text.empty();) {
+  for (std::string_view text = file.text(); !text.empty();) {
     const std::string_view line = text.substr(0, text.find('\n'));
     text.remove_prefix(std::min(text.size(), line.size() + 1));
     if (line.empty()) continue;
@@ -42,22 +40,24 @@ absl::StatusOr<std::vector<std::string>> ReadTokens(const std::string& path) {
     }
     tokens.push_back(std::move(token));
   }
+  TREADLE_RETURN_IF_ERROR(file.CheckUnchanged());
   return tokens;
 }
 
 }  // namespace
 
-absl::StatusOr<Json> TiktokenAsJson(const std::string& folder) {
-  const std::filesystem::path in(folder);
-  const std::string path = (in / kTiktokenFile).string();
-  const std::string config_path = (in / "tokenizer_config.json").string();
-  TREADLE_ASSIGN_OR_RETURN(const Json config, ReadJsonFile(config_path));
+absl::StatusOr<Json> TiktokenAsJson(FolderFiles& files) {
+  const std::string path = files.PathOf(kTiktokenFile);
+  constexpr const char* kConfig = "tokenizer_config.json";
+  const std::string config_path = files.PathOf(kConfig);
+  TREADLE_ASSIGN_OR_RETURN(const Json config, files.Json(kConfig));
   if (config.value("tokenizer_class", Json()) != kClass) {
     return Unimplemented(config_path, ": tokenizer_class is ",
                          config.value("tokenizer_class", Json()).dump(), ", expected \"", kClass,
                          "\" beside ", kTiktokenFile);
   }
-  TREADLE_ASSIGN_OR_RETURN(const std::vector<std::string> tokens, ReadTokens(path));
+  TREADLE_ASSIGN_OR_RETURN(const auto file, files.Open(kTiktokenFile));
+  TREADLE_ASSIGN_OR_RETURN(const std::vector<std::string> tokens, ReadTokens(*file));
   std::unordered_map<std::string_view, size_t> ranks;
   Json vocabulary = Json::object(), merges = Json::array(), added = Json::array();
   for (size_t i = 0; i < tokens.size(); ++i) {

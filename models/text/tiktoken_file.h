@@ -10,7 +10,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "base/json_file.h"
+#include "base/folder_files.h"
 
 namespace treadle {
 
@@ -19,6 +19,6 @@ inline constexpr const char* kTiktokenFile = "tiktoken.model";
 // The same as tokenizer.json would say it. Each token comes with all merges that make it of two
 // others, as tiktoken joins any two symbols whose join is a token. Errors name the file, and the
 // line or the class of another family.
-absl::StatusOr<nlohmann::json> TiktokenAsJson(const std::string& folder);
+absl::StatusOr<nlohmann::json> TiktokenAsJson(FolderFiles& files);
 
 }  // namespace treadle

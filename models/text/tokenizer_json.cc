@@ -1,7 +1,6 @@
 #include "models/text/tokenizer_json.h"
 
 #include <algorithm>
-#include <filesystem>
 #include <initializer_list>
 #include <unordered_map>
 
@@ -59,15 +58,15 @@ std::vector<std::string> TypesOf(const std::vector<Json>& steps) {
 }
 
 // eos_token_id of a file: one id, a list, or nothing; nothing too if there is no such file.
-absl::StatusOr<std::vector<int32_t>> EndIdsIn(const std::filesystem::path& path, int64_t vocab) {
+absl::StatusOr<std::vector<int32_t>> EndIdsIn(FolderFiles& files, const char* name, int64_t vocab) {
   std::vector<int32_t> ids;
-  if (!std::filesystem::exists(path)) return ids;
-  TREADLE_ASSIGN_OR_RETURN(const Json config, ReadJsonFile(path.string()));
+  if (!files.Has(name)) return ids;
+  TREADLE_ASSIGN_OR_RETURN(const Json config, files.Json(name));
   const Json& entry = Member(config, "eos_token_id");
   const Json list = entry.is_array() ? entry : entry.is_null() ? Json::array() : Json{entry};
   for (const Json& id : list) {
     if (!IntegerIn(id, 0, vocab - 1)) {
-      return InvalidArgument(path.string(), ": eos_token_id is ", Excerpt(entry),
+      return InvalidArgument(files.PathOf(name), ": eos_token_id is ", Excerpt(entry),
                              ", expected ids below ", vocab);
     }
     ids.push_back(id.get<int32_t>());
@@ -77,15 +76,14 @@ absl::StatusOr<std::vector<int32_t>> EndIdsIn(const std::filesystem::path& path,
 
 class Reader {
  public:
-  explicit Reader(std::filesystem::path folder)
-      : folder_(std::move(folder)),
-        tiktoken_(!std::filesystem::exists(folder_ / "tokenizer.json") &&
-                  std::filesystem::exists(folder_ / kTiktokenFile)),
-        file_((folder_ / (tiktoken_ ? kTiktokenFile : "tokenizer.json")).string()) {}
+  explicit Reader(FolderFiles& files)
+      : files_(files),
+        tiktoken_(!files.Has("tokenizer.json") && files.Has(kTiktokenFile)),
+        file_(files.PathOf(tiktoken_ ? kTiktokenFile : "tokenizer.json")) {}
 
   absl::StatusOr<TokenizerSpec> Read() {
     TREADLE_ASSIGN_OR_RETURN(root_,
-                             tiktoken_ ? TiktokenAsJson(folder_.string()) : ReadJsonFile(file_));
+                             tiktoken_ ? TiktokenAsJson(files_) : files_.Json("tokenizer.json"));
     TREADLE_RETURN_IF_ERROR(ReadModel());
     TREADLE_RETURN_IF_ERROR(ReadAddedTokens());
     const bool sentencepiece = spec_.model == TokenizerSpec::Model::kSentencePiece;
@@ -133,7 +131,7 @@ class Reader {
   absl::Status ReadGenerationConfig();
   absl::StatusOr<int32_t> NamedToken(const Json& config, const char* name) const;
 
-  const std::filesystem::path folder_;
+  FolderFiles& files_;
   const bool tiktoken_;
   const std::string file_;
   Json root_;
@@ -351,14 +349,14 @@ absl::StatusOr<int32_t> Reader::NamedToken(const Json& config, const char* name)
   if (!text.is_string()) return -1;
   const auto id = ids_.find(text.get<std::string>());
   if (id != ids_.end()) return id->second;
-  return InvalidArgument(folder_.string(), ": ", name, " is '", text.get<std::string>(),
+  return InvalidArgument(files_.path(), ": ", name, " is '", text.get<std::string>(),
                          "', which is not in the vocabulary");
 }
 
 absl::Status Reader::ReadConfig() {
   for (const char* file : {"tokenizer_config.json", "special_tokens_map.json"}) {
-    if (!std::filesystem::exists(folder_ / file)) continue;
-    TREADLE_ASSIGN_OR_RETURN(const Json config, ReadJsonFile((folder_ / file).string()));
+    if (!files_.Has(file)) continue;
+    TREADLE_ASSIGN_OR_RETURN(const Json config, files_.Json(file));
     const std::pair<const char*, int32_t*> names[] = {
         {"bos_token", &spec_.bos}, {"eos_token", &spec_.eos}, {"pad_token", &spec_.padding}};
     for (const auto& [name, id] : names) {
@@ -377,7 +375,7 @@ absl::Status Reader::ReadConfig() {
 
 absl::Status Reader::ReadGenerationConfig() {
   TREADLE_ASSIGN_OR_RETURN(const std::vector<int32_t> ids,
-                           ReadEndIds(folder_.string(), static_cast<int64_t>(spec_.tokens.size())));
+                           ReadEndIds(files_, static_cast<int64_t>(spec_.tokens.size())));
   for (const int32_t id : ids) {
     if (spec_.eos < 0) spec_.eos = id;
     if (!std::ranges::count(spec_.end_ids, id)) spec_.end_ids.push_back(id);
@@ -387,17 +385,14 @@ absl::Status Reader::ReadGenerationConfig() {
 
 }  // namespace
 
-absl::StatusOr<std::vector<int32_t>> ReadEndIds(const std::string& folder, int64_t vocab) {
+absl::StatusOr<std::vector<int32_t>> ReadEndIds(FolderFiles& files, int64_t vocab) {
   for (const char* file : {"generation_config.json", "config.json"}) {
-    TREADLE_ASSIGN_OR_RETURN(std::vector<int32_t> ids,
-                             EndIdsIn(std::filesystem::path(folder) / file, vocab));
+    TREADLE_ASSIGN_OR_RETURN(std::vector<int32_t> ids, EndIdsIn(files, file, vocab));
     if (!ids.empty()) return ids;
   }
   return std::vector<int32_t>();
 }
 
-absl::StatusOr<TokenizerSpec> ReadTokenizerJson(const std::string& folder) {
-  return Reader(folder).Read();
-}
+absl::StatusOr<TokenizerSpec> ReadTokenizerJson(FolderFiles& files) { return Reader(files).Read(); }
 
 }  // namespace treadle

@@ -14,16 +14,17 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/folder_files.h"
 #include "models/text/tokenizer.h"
 
 namespace treadle {
 
 // NotFound when the folder has neither file: such a model serves token ids only.
-absl::StatusOr<TokenizerSpec> ReadTokenizerJson(const std::string& folder);
+absl::StatusOr<TokenizerSpec> ReadTokenizerJson(FolderFiles& files);
 
 // The ids that end generation, by generation_config.json or, without an entry there, config.json;
 // none if neither says. InvalidArgument for ids outside a vocabulary of `vocab`.
-absl::StatusOr<std::vector<int32_t>> ReadEndIds(const std::string& folder, int64_t vocab);
+absl::StatusOr<std::vector<int32_t>> ReadEndIds(FolderFiles& files, int64_t vocab);
 
 // The inverse: tokenizer.json, tokenizer_config.json and generation_config.json, by name.
 // Byte-level BPE has them; SentencePiece models of GGUF files (scores without merges) have none.

@@ -51,7 +51,7 @@ absl::Status ReadTextSide(const Checkpoint& checkpoint, ServedModel& served) {
   TREADLE_ASSIGN_OR_RETURN(served.tokenizer, Tokenizer::Create(*checkpoint.tokenizer()));
   served.constraints = ConstraintCompiler::Create(*served.tokenizer, served.vocab, served.end_ids);
   if (checkpoint.kind() == Checkpoint::Kind::kHuggingFace) {
-    served.tokenizer_files = [folder = checkpoint.path()] { return ReadTextFiles(folder); };
+    served.tokenizer_files = [files = checkpoint.text_files()] { return ContentsOf(files); };
   } else {
     served.tokenizer_files = [&spec = served.tokenizer->spec(),
                               chat_template = checkpoint.chat_template(),
@@ -108,8 +108,11 @@ absl::StatusOr<std::string> NumericsKey(const ServeOptions& options, const Check
   if (opened.served.sampling_defaults) key += EffectsJson(*opened.served.sampling_defaults) + "\n";
   // A GGUF file has its tokenizer within.
   if (checkpoint.kind() == Checkpoint::Kind::kHuggingFace && opened.served.tokenizer) {
-    TREADLE_ASSIGN_OR_RETURN(const auto files, opened.served.tokenizer_files());
-    for (const auto& [name, text] : files) key += Str(name, " ", Digest(text), "\n");
+    TREADLE_RETURN_IF_ERROR(checkpoint.text_files().status());
+    for (const auto& [name, file] : *checkpoint.text_files()) {
+      TREADLE_ASSIGN_OR_RETURN(const std::string sum, file->Sum());
+      key += Str(name, " ", sum, "\n");
+    }
   }
   return key;
 }
@@ -193,7 +196,6 @@ absl::StatusOr<OpenedModel> OpenModel(const CheckedModel& checked,
   }
   served.kv_pages = opened.kv.pages;
   served.paging = opened.kv.paging;
-  opened.files = checkpoint->file_states();
   TREADLE_ASSIGN_OR_RETURN(opened.setup.fingerprint, weights.get());
   TREADLE_ASSIGN_OR_RETURN(opened.numerics_key,
                            NumericsKey(options, *checkpoint, opened, opened.setup.fingerprint));

@@ -34,7 +34,6 @@ struct OpenedModel {
   bool cuda = false;             // the device
   std::string rank_backend;      // description of the first rank's
   int threads = 0;               // of all ranks on this machine together
-  std::vector<FileState> files;  // that the weights were read from
   std::string notice;            // something worth telling once; or empty
   std::string numerics_key;      // all that decides the bits of an answer
   RecordedSetup setup;           // for --record, without the configuration

@@ -27,7 +27,7 @@
 namespace treadle {
 namespace {
 
-constexpr int kSame = 0, kDifferent = 1, kUnusable = 2;
+constexpr int kSame = 0, kDifferent = 1, kUnusable = 2, kUnfinished = 3;
 // Another instruction set adds in another order; log probabilities of models as they are differ by
 // less than this, wherever the token is the same.
 constexpr float kOtherMachine = 0.05f;
@@ -289,7 +289,13 @@ absl::StatusOr<int> RunRecording(const ReplayFlags& flags) {
   if (wrong) return kDifferent;
   std::printf("IDENTICAL%s\n",
               flags.reference ? ", and every op as the reference backend has it" : "");
-  return kSame;
+  if (!opened.summary.end.empty() || options.until) return kSame;
+  std::printf("the recording has no end, as after a kill: it goes as far as %s\n",
+              opened.summary.last ? Str("iteration ", opened.summary.last->iteration, " of epoch ",
+                                        opened.summary.last->epoch)
+                                        .c_str()
+                                  : "its beginning");
+  return kUnfinished;
 }
 
 absl::StatusOr<std::string> Dump(const ReplayFlags& flags) {
@@ -316,7 +322,8 @@ int RunReplay(int argc, char** argv) {
       "compares every token and log probability.");
   app.footer(
       "Exit codes: 0 all was the same; 1 something differed, and where is said; 2 the "
-      "recording or the model cannot be used.");
+      "recording or the model cannot be used; 3 all was the same as far as the recording goes, "
+      "which has no end, as after a kill.");
   app.add_option("file", flags.file, "recording; the name of an older part of it ends in .1")
       ->required();
   app.add_option("--model", flags.model,

@@ -13,9 +13,10 @@
 #include <thread>
 
 #include "absl/strings/str_join.h"
+#include "base/file_sums.h"
+#include "base/mapped_file.h"
 #include "base/status.h"
 #include "base/version.h"
-#include "models/checkpoints/fingerprint.h"
 #include "models/checkpoints/model_path.h"
 #include "net/address.h"
 #include "server/cli/command.h"
@@ -54,14 +55,13 @@ absl::Status CheckPorts(const ServeOptions& options) {
   return absl::OkStatus();
 }
 
-// Gives the state of the file in which it has the sum.
-absl::StatusOr<FileState> CheckModelHash(const std::string& path, const std::string& expected) {
-  FileState state;
-  const absl::StatusOr<std::string> found = FileSum(path, &state);
+absl::Status CheckModelHash(const std::string& path, const std::string& expected) {
+  const absl::StatusOr<std::unique_ptr<MappedFile>> file = MappedFile::Open(path);
+  const absl::StatusOr<std::string> found = file.ok() ? (*file)->Sum() : file.status();
   if (!found.ok()) {
     return InvalidArgument("--model-sha256: ", found.status().message(), ", expected one file");
   }
-  if (*found == expected) return state;
+  if (*found == expected) return absl::OkStatus();
   return InvalidArgument("--model-sha256: ", path, " has ", *found, ", expected ", expected);
 }
 
@@ -235,16 +235,16 @@ absl::StatusOr<int> Serve(const ServeOptions& options, std::string configuration
   TREADLE_RETURN_IF_ERROR(CheckPorts(options));
   TREADLE_ASSIGN_OR_RETURN(Doors doors, OpenDoors(options, log));
   if (!options.durable.empty()) KeepFileSums(options.durable + "/model-sums");
-  FileState hashed;
   if (!options.model_sha256.empty()) {
-    TREADLE_ASSIGN_OR_RETURN(hashed, CheckModelHash(options.model, options.model_sha256));
+    TREADLE_RETURN_IF_ERROR(CheckModelHash(options.model, options.model_sha256));
     TREADLE_ASSIGN_OR_RETURN(checked, CheckModel(options));
   }
   // A line of JSON has all of it: it is for programs.
   log.Write(Describe(options, /*all=*/log.options().format == LogFormat::kJson));
   TREADLE_ASSIGN_OR_RETURN(OpenedModel opened, Load(*checked, log));
   checked.reset();
-  if (!options.model_sha256.empty() && opened.files != std::vector{hashed}) {
+  // The fingerprint of a model in one file is the sum of what was loaded.
+  if (!options.model_sha256.empty() && opened.setup.fingerprint != options.model_sha256) {
     return InvalidArgument("--model-sha256: ", options.model,
                            " was replaced or written to after its sum was taken, expected it to "
                            "stay as it is until it is loaded");

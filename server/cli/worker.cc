@@ -26,11 +26,7 @@
 namespace treadle {
 namespace {
 
-// The compute mode that a worker insists on, as it tells a master; "": whatever the master asks
-// for.
-constexpr Choice<std::string_view> kWantedCompute[] = {
-    {"auto", ""},       {"exact", "exact"}, {"int8", "int8"},  {"int12", "int12"},
-    {"int16", "int16"}, {"bf16", "bf16"},   {"mixed", "mixed"}};
+// What a worker insists on, as it tells a master; "": whatever the master asks for.
 constexpr Choice<std::string_view> kWantedType[] = {
     {"auto", ""}, {"bf16", "bf16"}, {"fp16", "f16"}, {"fp32", "f32"}};
 constexpr Choice<std::string_view> kWantedDeterminism[] = {
@@ -39,6 +35,7 @@ constexpr Choice<std::string_view> kWantedDeterminism[] = {
 struct WorkerFlags {
   WorkerOptions options;
   DeviceChoice device = DeviceChoice::kAuto;
+  ComputeMode compute = ComputeMode::kAuto;  // auto: whatever the master asks for
   std::vector<int> devices;
   std::string control_tls;
   std::string control_secret_file;
@@ -139,7 +136,7 @@ int RunWorker(int argc, char** argv) {
   app.add_option("--first-cpu", options.ranks.first_cpu,
                  "CPU of the first thread, counted among this process' CPUs, with --pin-threads on")
       ->check(CLI::Range(0, 4096));
-  AddChoice(app, "--compute", options.compute, kWantedCompute,
+  AddChoice(app, "--compute", flags.compute, kComputeModes,
             "arithmetic that masters must ask for; auto: any");
   AddChoice(app, "--device", flags.device, kDevices,
             "device that masters must ask for (--device of serve): cpu or cuda; auto: any");
@@ -164,6 +161,7 @@ int RunWorker(int argc, char** argv) {
   Log::Options log_options;
   AddLogFlags(app, log_options);
   if (auto code = ParseFlags(app, "worker", argc, argv)) return *code;
+  if (flags.compute != ComputeMode::kAuto) options.compute = std::string(Name(flags.compute));
   const auto log = Log::Open(log_options);
   if (!log.ok()) return Fail("worker", log.status());
   const absl::Status status = Work(std::move(flags), **log);

@@ -12,13 +12,13 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "base/sha256.h"
 #include "base/version.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/op_cases/op_cases.h"
 #include "tests/kernels/op_checks.h"
 #include "tests/models/teacher_forcing.h"
 #include "tests/support/default_model.h"
+#include "tests/support/file_sum.h"
 
 namespace treadle {
 namespace {
@@ -79,8 +79,7 @@ std::string LogitDigest(const Checkpoint& checkpoint, std::unique_ptr<Backend> b
 // So what depends on bits (the numerics key, workers of one model) tells builds apart by it.
 TEST(GoldenDigests, ThePlusOfTheVersionIsTheirDigest) {
   const auto digest = FileSha256(TREADLE_TESTDATA "/golden_digests.json");
-  ASSERT_TRUE(digest.ok());
-  EXPECT_THAT(kVersion, ::testing::EndsWith("+" + digest->substr(0, 8)));
+  EXPECT_THAT(kVersion, ::testing::EndsWith("+" + digest.substr(0, 8)));
 }
 
 class GoldenOps : public ::testing::TestWithParam<ComputeMode> {};

@@ -91,7 +91,7 @@ TEST(LookupTable, NeedsNoFileOnceItIsLoaded) {
       load.max_batch_tokens = 8;
       ASSERT_OK_AND_ASSIGN(const auto model, Model::Load(*checkpoint, *backend, load));
       const std::vector<float> before = Hidden(*model);
-      std::filesystem::resize_file(checkpoint->weight_files()[0], 1);
+      std::filesystem::resize_file(checkpoint->weight_files()[0]->path(), 1);
       EXPECT_FALSE(checkpoint->CheckUnchanged().ok());
       EXPECT_TRUE(SameBits(Hidden(*model), before));
       checkpoint.reset();

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
-#include <map>
 #include <set>
 #include <string>
 #include <string_view>
@@ -62,19 +61,6 @@ TEST(Repository, EverySourceIsBuilt) {
   for (const std::string& path : sources) {
     EXPECT_TRUE(IsListed(listed, path)) << path << " is in no CMake file";
   }
-}
-
-// A folder with many sources holds several subjects: each gets a folder of its own.
-TEST(Repository, NoFolderHoldsMoreThanThirtySources) {
-  std::map<std::string, int> counts;
-  for (const auto& entry : fs::recursive_directory_iterator(TREADLE_SOURCE)) {
-    const std::string path = fs::relative(entry.path(), TREADLE_SOURCE).string();
-    if (path.starts_with("build") || path.starts_with(".")) continue;
-    static const std::set<std::string> kSources = {".h", ".cc", ".cu", ".proto", ".cmake", ".txt"};
-    if (kSources.contains(entry.path().extension())) ++counts[path.substr(0, path.rfind('/'))];
-  }
-  EXPECT_GT(counts.size(), 50u);
-  for (const auto& [folder, count] : counts) EXPECT_LE(count, 30) << folder;
 }
 
 }  // namespace

@@ -44,4 +44,10 @@ using TinyWriter = absl::StatusOr<std::string>(const std::string& directory,
                                                const TinyModelOptions& options);
 TinyWriter WriteTinyLlamaGguf, WriteTinyGpt2Gguf, WriteTinyLlamaFolder, WriteTinyGpt2Folder;
 
+// A folder's config.json with this base of rotary embedding, as "10000.0": other numbers from the
+// same weights.
+inline std::string WithRopeTheta(const std::string& config_json, const std::string& theta) {
+  return "{\"rope_theta\": " + theta + ", " + config_json.substr(config_json.find('{') + 1);
+}
+
 }  // namespace treadle

@@ -1,5 +1,6 @@
 #include "engine/remote/worker/held_stage.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/status.h"
@@ -12,29 +13,31 @@ namespace {
 absl::Status OtherModel(const std::string& whose, const std::string& sum,
                         const std::string& wanted) {
   return absl::FailedPreconditionError(Str(whose, " another file: SHA-256 ", sum.substr(0, 16),
-                                           "..., the client's is ", wanted.substr(0, 16), "..."));
+                                           "..., expected ", wanted.substr(0, 16), "..."));
 }
 
 }  // namespace
+
+absl::Status CheckModel(const Checkpoint& own, const control::Configure& wanted,
+                        const std::string& files) {
+  if (!files.empty() && FilesHere(own) == files) return absl::OkStatus();
+  TREADLE_ASSIGN_OR_RETURN(const ModelIdentity identity, IdentityOf(own));
+  if (identity.fingerprint == wanted.fingerprint()) return absl::OkStatus();
+  const size_t common = std::min<size_t>(identity.files.size(), wanted.files_size());
+  for (size_t i = 0; i < common; ++i) {
+    const std::string& expected = wanted.files(static_cast<int>(i)).sha256();
+    if (identity.files[i].sum == expected) continue;
+    return OtherModel(Str("its model's ", identity.files[i].path, " is"), identity.files[i].sum,
+                      expected);
+  }
+  return OtherModel(Str("its model ", own.path(), " is"), identity.fingerprint,
+                    wanted.fingerprint());
+}
 
 HeldStage::HeldStage(Options options)
     : options_(std::move(options)), configuration_(std::make_unique<control::Configure>()) {}
 
 HeldStage::~HeldStage() { Drop(); }
-
-absl::StatusOr<std::string> HeldStage::FingerprintOf(const Checkpoint& own) {
-  if (!fingerprint_.empty()) return fingerprint_;
-  TREADLE_ASSIGN_OR_RETURN(fingerprint_, Fingerprint(own));
-  return fingerprint_;
-}
-
-absl::StatusOr<std::string> HeldStage::OwnFingerprint(const std::string& files,
-                                                      const std::string& known) {
-  if (!fingerprint_.empty()) return fingerprint_;
-  TREADLE_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::Open(options_.model_path));
-  if (!files.empty() && FilesHere(*checkpoint) == files) return known;
-  return FingerprintOf(*checkpoint);
-}
 
 void HeldStage::Drop() {
   options_.gone();
@@ -102,10 +105,7 @@ absl::Status HeldStage::LoadForGuest(const control::Configure& wanted) {
         "the worker has no model of its own, and no master: start it with --model");
   }
   TREADLE_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::Open(options_.model_path));
-  TREADLE_ASSIGN_OR_RETURN(const std::string sum, FingerprintOf(*checkpoint));
-  if (sum != wanted.fingerprint()) {
-    return OtherModel(Str("its model ", options_.model_path, " is"), sum, wanted.fingerprint());
-  }
+  TREADLE_RETURN_IF_ERROR(CheckModel(*checkpoint, wanted, ""));
   if (wanted.end_layer() == 0) return absl::OkStatus();
   Drop();
   configured_.clear();

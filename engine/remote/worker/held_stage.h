@@ -15,10 +15,17 @@ namespace treadle {
 
 // Gives a stage its weights.
 struct StageSource {
+  // Opens a checkpoint that has the configuration's fingerprint. Errors: CheckModel's.
   std::function<absl::StatusOr<std::shared_ptr<const Checkpoint>>(const control::Configure&)> open;
   std::function<void(double)> progress;  // WorkerStage::Load's; may be empty
   std::function<void()> loaded;          // called once loading has ended, either way
 };
+
+// FailedPrecondition, naming the file and both sums, unless the checkpoint's fingerprint is the
+// wanted one. `files`: FilesHere of a checkpoint that has it, or empty; if it is this one's, too,
+// nothing is hashed.
+absl::Status CheckModel(const Checkpoint& own, const control::Configure& wanted,
+                        const std::string& files);
 
 class HeldStage {
  public:
@@ -50,15 +57,9 @@ class HeldStage {
   // Makes ready what a guest wants. Errors: StageLender::Lend's.
   absl::Status ForGuest(const control::Configure& wanted, bool replace, bool has_master);
 
-  // The sum of the worker's own model, worked out once; "" until then.
-  const std::string& fingerprint() const { return fingerprint_; }
-  // Works it out, unless the files have the state `files` (FilesHere) of others whose sum is known.
-  absl::StatusOr<std::string> OwnFingerprint(const std::string& files, const std::string& known);
-
  private:
   void Drop();
   absl::Status Load(const StageSource& source);
-  absl::StatusOr<std::string> FingerprintOf(const Checkpoint& own);
   absl::Status LoadForGuest(const control::Configure& wanted);
 
   const Options options_;
@@ -66,7 +67,6 @@ class HeldStage {
   const std::unique_ptr<control::Configure> configuration_;
   std::unique_ptr<WorkerStage> stage_;
   bool for_guest_ = false;
-  std::string fingerprint_;
 };
 
 }  // namespace treadle

@@ -113,7 +113,6 @@ void Worker::State::OnHello(const MasterPointer& master, const control::MasterHe
     master->heartbeat = milliseconds(std::max<uint32_t>(hello.heartbeat_ms(), 1));
     master->weights_from_master = hello.weights_from_master();
     master->files = hello.files();
-    master->fingerprint = hello.fingerprint();
     master_ = master;
     heard_ = SteadyClock::now();
     epoch_.Attach(master->id, master->stream);

@@ -129,8 +129,10 @@ absl::Status CheckNames(const control::Configure& configuration) {
                          f32 = Name(DType::kF32), int8 = Name(DType::kI8);
   TREADLE_RETURN_IF_ERROR(
       one_of("a K/V cache of", configuration.kv_dtype(), {f16, f32, bf16, int8}));
-  TREADLE_RETURN_IF_ERROR(one_of("the arithmetic", configuration.compute(),
-                                 {"auto", "exact", "int8", "int16", "bf16"}));
+  if (!ValueOf(kComputeModes, configuration.compute())) {
+    return InvalidArgument("the master wants the arithmetic ", Quoted(configuration.compute()),
+                           ", expected one of ", WordsOf(kComputeModes));
+  }
   if (configuration.backend() == kCuda) {
     TREADLE_RETURN_IF_ERROR(one_of("products in", configuration.dtype(), {bf16, f16, f32}));
   }

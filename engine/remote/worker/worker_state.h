@@ -32,7 +32,7 @@ struct Master {
   std::chrono::milliseconds silence{0};
   std::chrono::milliseconds heartbeat{0};
   bool weights_from_master = false;
-  std::string files, fingerprint;  // FilesHere of its own, and their sum
+  std::string files;  // FilesHere of the model that it opened
   // Whether the worker asked to leave, once in an attachment. For its stream's events only.
   bool drains = false;
   bool configured = false;

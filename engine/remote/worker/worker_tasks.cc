@@ -32,12 +32,6 @@ absl::Status Worker::State::Greet(const MasterPointer& master) {
   hello.set_dtype(options_.dtype);
   hello.set_deterministic(options_.deterministic);
   DescribeMachine(options_.ranks.gpus, hello);
-  hello.set_fingerprint(held_->fingerprint());
-  if (!master->weights_from_master && !options_.model_path.empty()) {
-    const auto sum = held_->OwnFingerprint(master->files, master->fingerprint);
-    if (!sum.ok()) hello.set_problem(std::string(sum.status().message()));
-    if (sum.ok()) hello.set_fingerprint(*sum);
-  }
   hello.set_held_bytes(held_->stage() == nullptr ? 0 : held_->stage()->weight_bytes());
   master->stream->Send(std::move(message));
   return absl::OkStatus();
@@ -53,6 +47,7 @@ absl::Status Worker::State::Configure(const MasterPointer& master,
                    .data_plane = ValueOf(kDataPlanes, configuration.data_plane()).value()});
   control::WorkerMessage message;
   TREADLE_RETURN_IF_ERROR(held_->stage()->Describe(*message.mutable_loaded()));
+  message.mutable_loaded()->set_fingerprint(held_->configuration().fingerprint());
   master->stream->Send(std::move(message));
   return absl::OkStatus();
 }
@@ -78,8 +73,10 @@ StageSource Worker::State::SourceFor(const MasterPointer& master) {
 absl::StatusOr<std::shared_ptr<const Checkpoint>> Worker::State::OpenCheckpoint(
     const MasterPointer& master, const control::Configure& configuration) {
   if (!configuration.has_directory()) {
-    TREADLE_ASSIGN_OR_RETURN(auto opened, Checkpoint::Open(options_.model_path));
-    return std::shared_ptr<const Checkpoint>(std::move(opened));
+    TREADLE_ASSIGN_OR_RETURN(std::shared_ptr<const Checkpoint> opened,
+                             Checkpoint::Open(options_.model_path));
+    TREADLE_RETURN_IF_ERROR(CheckModel(*opened, configuration, master->files));
+    return opened;
   }
   TREADLE_ASSIGN_OR_RETURN(
       const std::shared_ptr<ReceivedCheckpoint> received,

@@ -51,8 +51,7 @@ absl::Status GgufCheckpoint::Read(const std::string& path) {
   std::set<std::string_view> names;
   for (const auto& part : parts) {
     file_bytes_ += part->bytes();
-    weight_files_.push_back(part->path());
-    mapped_.push_back(part->mapping());
+    weight_files_.push_back(part->mapping());
     for (const StoredTensor& tensor : part->tensors()) {
       if (!names.insert(tensor.name).second) {
         return InvalidArgument(part->path(), ": tensor ", Quoted(tensor.name),

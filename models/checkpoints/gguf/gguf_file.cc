@@ -8,6 +8,7 @@
 #include <set>
 #include <utility>
 
+#include "base/file_calls.h"
 #include "base/quoted.h"
 #include "base/status.h"
 
@@ -58,7 +59,7 @@ const ScalarType& RowOf(GgufType type) { return kScalarTypes[static_cast<size_t>
 // Walks the file once, from front to back; `at_` never passes the end.
 class GgufReader {
  public:
-  explicit GgufReader(std::unique_ptr<MappedFile> file) : gguf_(new GgufFile()) {
+  explicit GgufReader(std::shared_ptr<const MappedFile> file) : gguf_(new GgufFile()) {
     gguf_->file_ = std::move(file);
     bytes_ = gguf_->file_->bytes();
   }
@@ -354,7 +355,12 @@ absl::Status GgufReader::SplitExperts() {
 }
 
 absl::StatusOr<std::unique_ptr<GgufFile>> GgufFile::Read(const std::string& path) {
-  TREADLE_ASSIGN_OR_RETURN(std::unique_ptr<MappedFile> file, MappedFile::Open(path));
+  TREADLE_ASSIGN_OR_RETURN(std::shared_ptr<const MappedFile> file, MappedFile::Open(path));
+  return Parse(std::move(file));
+}
+
+absl::StatusOr<std::unique_ptr<GgufFile>> GgufFile::Parse(std::shared_ptr<const MappedFile> file) {
+  FileCalls::Get().Use(file->path());
   return GgufReader(std::move(file)).Read();
 }
 

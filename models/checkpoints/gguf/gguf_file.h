@@ -48,6 +48,8 @@ class GgufFile {
   // InvalidArgument or Unimplemented, with the file and what was found, unless all of the file
   // holds together.
   static absl::StatusOr<std::unique_ptr<GgufFile>> Read(const std::string& path);
+  // The same of a file that is open already.
+  static absl::StatusOr<std::unique_ptr<GgufFile>> Parse(std::shared_ptr<const MappedFile> file);
 
   const std::string& path() const { return file_->path(); }
   uint64_t bytes() const { return file_->bytes().size(); }

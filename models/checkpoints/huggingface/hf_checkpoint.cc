@@ -4,6 +4,8 @@
 #include <iterator>
 #include <set>
 
+#include "base/file_calls.h"
+#include "base/folder_files.h"
 #include "base/json_file.h"
 #include "base/mapped_file.h"
 #include "base/number.h"
@@ -45,14 +47,18 @@ std::string DefaultTemplate(const Json& value) {
   return "";
 }
 
+constexpr const char* kGenerationConfig = "generation_config.json";
+
 class HuggingFaceCheckpoint final : public Checkpoint {
  public:
   absl::Status Read(const std::string& folder);
   absl::StatusOr<RecommendedSampling> Sampling() const override;
 
  private:
-  absl::Status ReadShards(const HfQuantization& quantization);
-  absl::Status ReadTextSide();
+  absl::Status ReadShards(FolderFiles& files, const HfQuantization& quantization);
+  absl::Status ReadTextSide(FolderFiles& files);
+
+  std::shared_ptr<const MappedFile> generation_config_;  // null: there is none
 };
 
 absl::Status HuggingFaceCheckpoint::Read(const std::string& folder) {
@@ -61,10 +67,12 @@ absl::Status HuggingFaceCheckpoint::Read(const std::string& folder) {
   std::filesystem::path name = std::filesystem::path(folder).lexically_normal();
   if (name.filename().empty()) name = name.parent_path();
   model_name_ = name.filename().string();
-  TREADLE_ASSIGN_OR_RETURN(const HfConfig read, ReadHfConfig(folder));
+  FolderFiles files(folder);
+  TREADLE_ASSIGN_OR_RETURN(config_file_, files.Open("config.json"));
+  TREADLE_ASSIGN_OR_RETURN(const HfConfig read, ReadHfConfig(*config_file_));
   config_ = read.config;
-  TREADLE_RETURN_IF_ERROR(ReadShards(read.quantization));
-  TREADLE_RETURN_IF_ERROR(ReadTextSide());
+  TREADLE_RETURN_IF_ERROR(ReadShards(files, read.quantization));
+  TREADLE_RETURN_IF_ERROR(ReadTextSide(files));
   TREADLE_RETURN_IF_ERROR(CheckConsistency());
   return ArrangeExperts();
 }
@@ -192,14 +200,16 @@ std::vector<std::string> KeepText(std::vector<SafetensorsEntry>& entries, int64_
   return {parts.begin(), parts.end()};
 }
 
-absl::Status HuggingFaceCheckpoint::ReadShards(const HfQuantization& quantization) {
-  const std::filesystem::path folder(path_);
+absl::Status HuggingFaceCheckpoint::ReadShards(FolderFiles& files,
+                                               const HfQuantization& quantization) {
   std::set<std::string> names;
-  const std::string index_path = (folder / "model.safetensors.index.json").string();
-  if (std::filesystem::exists(folder / "model.safetensors")) {
-    names.insert("model.safetensors");
-  } else if (std::filesystem::exists(index_path)) {
-    TREADLE_ASSIGN_OR_RETURN(const Json index, ReadJsonFile(index_path));
+  constexpr const char* kWhole = "model.safetensors";
+  constexpr const char* kIndex = "model.safetensors.index.json";
+  const std::string index_path = files.PathOf(kIndex);
+  if (std::filesystem::exists(files.PathOf(kWhole))) {
+    names.insert(kWhole);
+  } else if (files.Has(kIndex)) {
+    TREADLE_ASSIGN_OR_RETURN(const Json index, files.Json(kIndex));
     const Json& map = index.value("weight_map", Json());
     if (!map.is_object()) return InvalidArgument(index_path, ": weight_map is not an object");
     for (const auto& [tensor, shard] : map.items()) {
@@ -216,7 +226,7 @@ absl::Status HuggingFaceCheckpoint::ReadShards(const HfQuantization& quantizatio
   std::set<std::string> seen;
   for (const std::string& name : names) {
     TREADLE_ASSIGN_OR_RETURN(std::unique_ptr<MappedFile> file,
-                             MappedFile::Open((folder / name).string()));
+                             MappedFile::Open(files.PathOf(name)));
     TREADLE_ASSIGN_OR_RETURN(std::vector<SafetensorsEntry> part, ReadSafetensors(*file));
     for (SafetensorsEntry& entry : part) {
       if (!seen.insert(entry.name).second) {
@@ -225,9 +235,8 @@ absl::Status HuggingFaceCheckpoint::ReadShards(const HfQuantization& quantizatio
       }
       entries.push_back(std::move(entry));
     }
-    weight_files_.push_back(file->path());
     file_bytes_ += file->bytes().size();
-    mapped_.push_back(std::move(file));
+    weight_files_.push_back(std::move(file));
   }
   left_aside_ = KeepText(entries, config_.layers);
   for (SafetensorsEntry& entry : entries) {
@@ -265,33 +274,35 @@ absl::Status HuggingFaceCheckpoint::ReadShards(const HfQuantization& quantizatio
   return absl::OkStatus();
 }
 
-absl::Status HuggingFaceCheckpoint::ReadTextSide() {
-  const std::filesystem::path folder(path_);
-  if (std::filesystem::exists(folder / "tokenizer.json") ||
-      std::filesystem::exists(folder / kTiktokenFile)) {
-    TREADLE_ASSIGN_OR_RETURN(tokenizer_, ReadTokenizerJson(path_));
+absl::Status HuggingFaceCheckpoint::ReadTextSide(FolderFiles& files) {
+  if (files.Has("tokenizer.json") || files.Has(kTiktokenFile)) {
+    TREADLE_ASSIGN_OR_RETURN(tokenizer_, ReadTokenizerJson(files));
   } else {
-    TREADLE_ASSIGN_OR_RETURN(end_ids_, ReadEndIds(path_, config_.vocab));
+    TREADLE_ASSIGN_OR_RETURN(end_ids_, ReadEndIds(files, config_.vocab));
   }
-  if (std::filesystem::exists(folder / "chat_template.jinja")) {
-    TREADLE_ASSIGN_OR_RETURN(const auto file,
-                             MappedFile::Open((folder / "chat_template.jinja").string()));
-    chat_template_ = file->text();
+  TREADLE_ASSIGN_OR_RETURN(const auto jinja, files.Find("chat_template.jinja"));
+  if (jinja != nullptr) {
+    FileCalls::Get().Use(jinja->path());
+    chat_template_ = jinja->text();
+    TREADLE_RETURN_IF_ERROR(jinja->CheckUnchanged());
   }
   for (const char* name : {"chat_template.json", "tokenizer_config.json"}) {
-    if (!chat_template_.empty() || !std::filesystem::exists(folder / name)) continue;
-    TREADLE_ASSIGN_OR_RETURN(const Json json, ReadJsonFile((folder / name).string()));
+    if (!chat_template_.empty() || !files.Has(name)) continue;
+    TREADLE_ASSIGN_OR_RETURN(const Json json, files.Json(name));
     chat_template_ = DefaultTemplate(json.value("chat_template", Json()));
   }
+  // Opened now, also if nobody asks for its values: they belong to this version of the model.
+  TREADLE_ASSIGN_OR_RETURN(generation_config_, files.Find(kGenerationConfig));
+  text_files_ = ReadTextFiles(files);
   AddTurnEnds();
   return absl::OkStatus();
 }
 
 absl::StatusOr<RecommendedSampling> HuggingFaceCheckpoint::Sampling() const {
-  const std::string path = (std::filesystem::path(path_) / "generation_config.json").string();
+  const std::string path = (std::filesystem::path(path_) / kGenerationConfig).string();
   RecommendedSampling sampling{.source = path, .values = {}};
-  if (!std::filesystem::exists(path)) return sampling;
-  TREADLE_ASSIGN_OR_RETURN(const Json json, ReadJsonFile(path));
+  if (generation_config_ == nullptr) return sampling;
+  TREADLE_ASSIGN_OR_RETURN(const Json json, ParseJsonFile(*generation_config_));
   for (const auto& [name, key] : kSamplingNames) {
     const auto value = json.find(name);
     if (value == json.end() || value->is_null()) continue;

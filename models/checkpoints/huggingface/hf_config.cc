@@ -307,9 +307,9 @@ bool Describes(const Architecture& architecture, const JsonFields& fields) {
 
 }  // namespace
 
-absl::StatusOr<HfConfig> ReadHfConfig(const std::string& folder) {
-  const std::string path = (std::filesystem::path(folder) / "config.json").string();
-  TREADLE_ASSIGN_OR_RETURN(Json json, ReadJsonFile(path));
+absl::StatusOr<HfConfig> ReadHfConfig(const MappedFile& config_json) {
+  const std::string& path = config_json.path();
+  TREADLE_ASSIGN_OR_RETURN(Json json, ParseJsonFile(config_json));
   LiftTextConfig(json);
   LiftLayerTypes(json);
   const JsonFields fields(json, path);

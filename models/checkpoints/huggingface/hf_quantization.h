@@ -70,7 +70,7 @@ struct HfConfig {
   HfQuantization quantization;
 };
 
-absl::StatusOr<HfConfig> ReadHfConfig(const std::string& folder);
+absl::StatusOr<HfConfig> ReadHfConfig(const MappedFile& config_json);
 
 struct MergedTensors {
   std::vector<StoredTensor> tensors;

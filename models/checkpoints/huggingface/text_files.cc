@@ -5,7 +5,6 @@
 #include <initializer_list>
 #include <string_view>
 
-#include "base/mapped_file.h"
 #include "base/quoted.h"
 #include "base/status.h"
 
@@ -38,8 +37,9 @@ absl::Status CheckLink(const fs::path& folder, const fs::directory_entry& entry)
 
 }  // namespace
 
-absl::StatusOr<std::map<std::string, std::string>> ReadTextFiles(const std::string& folder) {
-  std::map<std::string, std::string> files;
+absl::StatusOr<TextFiles> ReadTextFiles(FolderFiles& files) {
+  const std::string& folder = files.path();
+  TextFiles found;
   std::error_code error;
   for (const fs::directory_entry& entry : fs::directory_iterator(folder, error)) {
     const std::string name = entry.path().filename().string();
@@ -48,11 +48,22 @@ absl::StatusOr<std::map<std::string, std::string>> ReadTextFiles(const std::stri
       continue;
     }
     if (entry.is_symlink(ignored)) TREADLE_RETURN_IF_ERROR(CheckLink(folder, entry));
-    TREADLE_ASSIGN_OR_RETURN(const auto file, MappedFile::Open(entry.path().string()));
-    files[name] = file->text();
+    TREADLE_ASSIGN_OR_RETURN(found[name], files.Open(name));
   }
   if (error) return InvalidArgument(folder, ": cannot be listed: ", error.message());
-  return files;
+  return found;
+}
+
+absl::StatusOr<std::map<std::string, std::string>> ContentsOf(
+    const absl::StatusOr<TextFiles>& files) {
+  TREADLE_RETURN_IF_ERROR(files.status());
+  std::map<std::string, std::string> contents;
+  for (const auto& [name, file] : *files) {
+    TREADLE_RETURN_IF_ERROR(file->Revalidate());
+    contents[name] = file->text();
+    TREADLE_RETURN_IF_ERROR(file->CheckUnchanged());
+  }
+  return contents;
 }
 
 }  // namespace treadle

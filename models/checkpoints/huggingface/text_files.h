@@ -6,6 +6,8 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
+#include "base/folder_files.h"
+#include "models/checkpoints/checkpoint.h"
 
 namespace treadle {
 
@@ -16,8 +18,12 @@ inline bool IsNumber(std::string_view name) {
   return name.ends_with(".layer_scalar") || name.find(".act_fn.") != name.npos;
 }
 
-// By name; without config.json, which describes weights, and without empty files. Somebody else
+// Opens them; without config.json, which describes weights, and without empty files. Somebody else
 // made the folder: InvalidArgument if a link leads out of it.
-absl::StatusOr<std::map<std::string, std::string>> ReadTextFiles(const std::string& folder);
+absl::StatusOr<TextFiles> ReadTextFiles(FolderFiles& files);
+
+// Their contents by name. Errors: those of `files`; MappedFile::CheckUnchanged's.
+absl::StatusOr<std::map<std::string, std::string>> ContentsOf(
+    const absl::StatusOr<TextFiles>& files);
 
 }  // namespace treadle

@@ -163,7 +163,8 @@ uint32_t GgufOutput::TypeOfFile(const std::vector<GgufFileWriter::Tensor>& tenso
 
 absl::StatusOr<int64_t> GgufOutput::CopyMetadata(GgufMetadataWriter& metadata,
                                                  int64_t& file_type) const {
-  TREADLE_ASSIGN_OR_RETURN(const std::unique_ptr<GgufFile> file, GgufFile::Read(source_.path()));
+  TREADLE_ASSIGN_OR_RETURN(const std::unique_ptr<GgufFile> file,
+                           GgufFile::Parse(source_.weight_files()[0]));
   for (const GgufFile::RawPair& pair : file->raw_metadata()) {
     if (pair.key == kFileType || pair.key == kQuantizationVersion ||
         pair.key.starts_with("treadle.") || pair.key.starts_with("split.")) {

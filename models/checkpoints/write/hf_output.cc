@@ -138,14 +138,14 @@ absl::StatusOr<Json> MakeConfig(const Checkpoint& source) {
 absl::StatusOr<Json> HfConfigOf(const Checkpoint& source) {
   const bool of_text = source.left_aside().empty();
   if (source.kind() == Checkpoint::Kind::kGguf || !of_text) return MakeConfig(source);
-  return ReadJsonFile((fs::path(source.path()) / "config.json").string());
+  return ParseJsonFile(*source.config_file());
 }
 
 // Tokenizer, chat template and generation settings.
 absl::Status WriteHfTextFiles(const Checkpoint& source, const OutputFolder& folder) {
   std::map<std::string, std::string> files;
   if (source.kind() == Checkpoint::Kind::kHuggingFace) {
-    TREADLE_ASSIGN_OR_RETURN(files, ReadTextFiles(source.path()));
+    TREADLE_ASSIGN_OR_RETURN(files, ContentsOf(source.text_files()));
   } else if (const TokenizerSpec* tokenizer = source.tokenizer()) {
     files = TokenizerJsonFiles(*tokenizer, source.chat_template(), source.config().context);
   }

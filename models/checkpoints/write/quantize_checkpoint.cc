@@ -23,13 +23,13 @@ namespace fs = std::filesystem;
 
 // The sum of the one file; if there are several, "name sum, name sum".
 absl::StatusOr<std::string> SumOf(
-    const std::vector<std::string>& files,
-    const std::function<absl::StatusOr<std::string>(const std::string&)>& sum_of) {
-  if (files.size() == 1) return sum_of(files[0]);
+    const std::vector<std::shared_ptr<const MappedFile>>& files,
+    const std::function<absl::StatusOr<std::string>(const MappedFile&)>& sum_of) {
+  if (files.size() == 1) return sum_of(*files[0]);
   std::string text;
-  for (const std::string& file : files) {
-    TREADLE_ASSIGN_OR_RETURN(const std::string sum, sum_of(file));
-    text += Str(text.empty() ? "" : ", ", fs::path(file).filename().string(), " ", sum);
+  for (const auto& file : files) {
+    TREADLE_ASSIGN_OR_RETURN(const std::string sum, sum_of(*file));
+    text += Str(text.empty() ? "" : ", ", fs::path(file->path()).filename().string(), " ", sum);
   }
   return text;
 }
@@ -104,17 +104,16 @@ absl::StatusOr<QuantizeReport> QuantizeCheckpoint(const std::string& in, const s
                            {"treadle.version", options.version},
                            {"treadle.weights", options.weights.text()}};
   // As long as the sums, which are known only at the end.
-  const auto placeholder = [](const std::string&) { return std::string(64, '?'); };
+  const auto placeholder = [](const MappedFile&) { return std::string(64, '?'); };
   TREADLE_ASSIGN_OR_RETURN(provenance["treadle.source_sha256"],
                            SumOf(source->weight_files(), placeholder));
   TREADLE_ASSIGN_OR_RETURN(const std::unique_ptr<CheckpointOutput> output,
                            to_gguf ? CreateGgufOutput(*source, out, options, provenance)
                                    : CreateHuggingFaceOutput(*source, out, options));
-  // Meanwhile, on a thread of its own; its mapping is its own too.
+  // Meanwhile, on a thread of its own.
   std::atomic<bool> over = false;  // nobody waits for the sum any more
-  const auto sum_of = [&](const std::string& file) {
-    return FileSha256(file, nullptr,
-                      [&] { return over || (options.cancelled && options.cancelled()); });
+  const auto sum_of = [&](const MappedFile& file) {
+    return file.Sum([&] { return over || (options.cancelled && options.cancelled()); });
   };
   std::future<absl::StatusOr<std::string>> sum =
       std::async(std::launch::async, [&] { return SumOf(source->weight_files(), sum_of); });

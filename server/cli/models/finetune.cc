@@ -10,7 +10,6 @@
 #include <string>
 
 #include "absl/strings/str_format.h"
-#include "base/sha256.h"
 #include "base/status.h"
 #include "models/checkpoints/fingerprint.h"
 #include "net/address.h"
@@ -189,9 +188,8 @@ absl::Status Finetune(FinetuneFlags& flags) {
     optimizer.steps = StepsOf(flags.epochs, read.examples.size(), training);
   }
   TREADLE_ASSIGN_OR_RETURN(const std::string model, Fingerprint(*checkpoint));
-  TREADLE_ASSIGN_OR_RETURN(const std::string data, FileSha256(flags.data));
   training.checkpoint_key =
-      Str(model, " ", flags.weights, " ", data, " ", flags.examples.train_on_prompt);
+      Str(model, " ", flags.weights, " ", read.sum, " ", flags.examples.train_on_prompt);
   if (!flags.remote.workers.empty()) {
     TREADLE_RETURN_IF_ERROR(UseWorkers(flags, *checkpoint, model, training));
   }

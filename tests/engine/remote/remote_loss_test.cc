@@ -14,10 +14,12 @@
 
 #include "engine/remote/control.pb.h"
 #include "engine/remote/control_streams.h"
+#include "engine/remote/worker/held_stage.h"
 #include "kernels/op_cases/instrumented.h"
 #include "models/checkpoints/fingerprint.h"
 #include "tests/engine/remote/driven_requests.h"
 #include "tests/support/assert_ok.h"
+#include "tests/support/faults/changing_files.h"
 #include "tests/support/faults/fault_proxy.h"
 #include "tests/support/ranks/remote_cluster.h"
 
@@ -184,22 +186,19 @@ TEST(RemoteLoss, AWorkerKeepsItsWeightsForTheNextMaster) {
 // A master by hand, which says hello and no more.
 class SilentMaster {
  public:
-  SilentMaster(const std::string& address, const std::string& version, milliseconds silence,
-               const std::string& files = "") {
-    stream_ = OpenAttach(address, {.message =
-                                       [this](control::WorkerMessage& said) {
-                                         if (said.has_hello())
-                                           Note(true, said.hello().fingerprint());
-                                       },
-                                   .closed = [this](const absl::Status&) { Note(false); }});
+  SilentMaster(const std::string& address, const std::string& version, milliseconds silence) {
+    stream_ = OpenAttach(address,
+                         {.message =
+                              [this](control::WorkerMessage& said) {
+                                if (said.has_hello()) Note(&SilentMaster::greeted_);
+                              },
+                          .closed = [this](const absl::Status&) { Note(&SilentMaster::closed_); }});
     control::MasterMessage message;
     message.mutable_hello()->set_protocol(kControlProtocol);
     message.mutable_hello()->set_version(version);
     message.mutable_hello()->set_master(1);
     message.mutable_hello()->set_silence_ms(static_cast<uint32_t>(silence.count()));
     message.mutable_hello()->set_heartbeat_ms(50);
-    message.mutable_hello()->set_files(files);
-    message.mutable_hello()->set_fingerprint("the master's sum");
     stream_->Send(std::move(message));
   }
   ~SilentMaster() {
@@ -209,17 +208,11 @@ class SilentMaster {
   // False also if it was closed instead.
   bool WaitUntilGreeted() { return WaitFor(&SilentMaster::greeted_); }
   bool WaitUntilClosed() { return WaitFor(&SilentMaster::closed_); }
-  Stream<control::MasterMessage>& stream() { return *stream_; }
-  std::string fingerprint() {  // that the worker said, once greeted
-    MutexLock lock(mutex_);
-    return fingerprint_;
-  }
 
  private:
-  void Note(bool message, const std::string& fingerprint = "") {
+  void Note(bool SilentMaster::*what) {
     MutexLock lock(mutex_);
-    fingerprint_ = fingerprint;
-    (message ? greeted_ : closed_) = true;
+    this->*what = true;
     changed_.NotifyAll();
   }
   bool WaitFor(bool SilentMaster::*what) {
@@ -234,7 +227,6 @@ class SilentMaster {
   CondVar changed_;
   bool greeted_ = false;
   bool closed_ = false;
-  std::string fingerprint_;
   std::shared_ptr<Stream<control::MasterMessage>> stream_;
 };
 
@@ -272,17 +264,120 @@ TEST(RemoteLoss, ASecondMasterIsRefusedUntilTheFirstIsGoneOrSilent) {
 
 // A large model's sum takes a while, and a worker that takes a lost one's place is waited for.
 TEST(RemoteLoss, AWorkerDoesNotReadTheMastersOwnFilesForTheirSum) {
-  ClusterOptions options = TinyCluster(1);
-  options.worker.model_path = options.model;
-  options.worker.version = "test";
-  ASSERT_OK_AND_ASSIGN(const auto checkpoint, Checkpoint::Open(options.model));
-  ASSERT_OK_AND_ASSIGN(const auto sum, Fingerprint(*checkpoint));
+  ASSERT_OK_AND_ASSIGN(const auto checkpoint, Checkpoint::Open(TinyModel(1)));
   const std::string own = FilesHere(*checkpoint);
-  for (const std::string& files : {std::string(), own + "1", own}) {
-    ASSERT_OK_AND_ASSIGN(auto worker, Worker::Start(options.worker));
-    SilentMaster master(worker->address(), "test", std::chrono::seconds(60), files);
-    ASSERT_TRUE(master.WaitUntilGreeted());
-    EXPECT_EQ(master.fingerprint(), files == own ? "the master's sum" : sum);
+  control::Configure wanted;
+  wanted.set_fingerprint("the master's sum");  // which is not the file's
+  EXPECT_EQ(CheckModel(*checkpoint, wanted, own), absl::OkStatus());
+  for (const std::string& files : {std::string(), own + "1"}) {
+    const absl::Status other = CheckModel(*checkpoint, wanted, files);
+    EXPECT_EQ(other.code(), absl::StatusCode::kFailedPrecondition) << other;
+    EXPECT_THAT(other.message(), HasSubstr(checkpoint->path() + " is another file"));
+  }
+}
+
+// The master of before is gone; the next one has the model in a file of its own, and wants a stage
+// that the worker has to load again, from what lies under its path by now.
+TEST(RemoteLoss, AWorkerLoadsWhatItSaysItHasLoaded) {
+  const TestFolder folder;
+  const std::string good = WriteTinyLlamaFolder(folder.Folder("good"), {}).value();
+  TinyModelOptions other;
+  other.seed = 2;
+  const std::string other_weights =
+      ReadWhole(WriteTinyLlamaFolder(folder.Folder("other"), other).value() + "/model.safetensors");
+  const std::string config = ReadWhole(good + "/config.json");
+  const std::string rope = WithRopeTheta(config, "40000.0");
+  folder.Write("good/config.json", WithRopeTheta(config, "10000.0"));
+  const std::string same_weights = ReadWhole(good + "/model.safetensors");
+  const struct {
+    const char* file;
+    const std::string* bytes;
+    bool right;
+  } kChanges[] = {{"model.safetensors", &other_weights, false},
+                  {"config.json", &rope, false},
+                  {"model.safetensors", &same_weights, true}};
+  int number = 0;
+  for (const auto& [file, bytes, right] : kChanges) {
+    for (const FileEvent event : kFileEvents) {
+      SCOPED_TRACE(Str(file, ", event ", static_cast<int>(event)));
+      ClusterOptions options = TinyCluster(1);
+      options.model = good;
+      options.worker.model_path = folder / Str("worker", ++number);
+      std::filesystem::copy(good, options.worker.model_path);
+      ASSERT_OK_AND_ASSIGN(auto worker, Worker::Start(options.worker));
+      {
+        ASSERT_OK_AND_ASSIGN(auto engine, EngineOptionsFor(options, {worker->address()}));
+        ASSERT_OK_AND_ASSIGN(auto remote, RemoteEngine::Create(std::move(engine)));
+      }
+      ChangeFile(options.worker.model_path + "/" + file, event, *bytes);
+      ++options.engine.max_batch_tokens;
+      ASSERT_OK_AND_ASSIGN(auto engine, EngineOptionsFor(options, {worker->address()}));
+      auto remote = RemoteEngine::Create(std::move(engine));
+      if (right) {
+        ASSERT_TRUE(remote.ok()) << remote.status();
+        EngineClient client(*std::move(remote));
+        ExpectRightAnswers(client, options.model);
+        continue;
+      }
+      EXPECT_EQ(remote.status().code(), absl::StatusCode::kFailedPrecondition) << remote.status();
+      EXPECT_THAT(remote.status().message(),
+                  HasSubstr(Str(options.worker.model_path, "/", file, " is another file")));
+    }
+  }
+}
+
+// The walk of file_changes_test.cc over a worker that loads.
+TEST(RemoteLoss, FilesThatChangeWhileAWorkerLoadsAreNoticed) {
+  const TestFolder folder;
+  const std::string good = WriteTinyLlamaFolder(folder.Folder("good"), {.layers = 1}).value();
+  const std::string config = ReadWhole(good + "/config.json");
+  folder.Write("good/config.json", WithRopeTheta(config, "10000.0"));
+  ClusterOptions options = TinyCluster(1);
+  options.model = good;
+  const std::string path = options.worker.model_path = folder / "worker";
+  std::filesystem::copy(good, path);
+  ASSERT_OK_AND_ASSIGN(auto worker, Worker::Start(options.worker));
+  const auto attach = [&] {
+    ++options.engine.max_batch_tokens;  // another stage than the last
+    auto engine = EngineOptionsFor(options, {worker->address()});
+    return RemoteEngine::Create(*std::move(engine));
+  };
+  for (const char* name : {"config.json", "model.safetensors"}) {
+    const std::string file = path + "/" + name, bytes = ReadWhole(file);
+    std::string other = bytes;
+    if (name[0] == 'c') {
+      other = WithRopeTheta(config, "40000.0");
+    } else {
+      for (size_t i = bytes.size() / 2; i < bytes.size(); ++i) other[i] ^= 1;
+    }
+    int steps = 0;
+    {
+      ChangingFiles counted(file);
+      ASSERT_EQ(attach().status(), absl::OkStatus());
+      steps = counted.steps();
+    }
+    ASSERT_GT(steps, 4);
+    int right = 0, refused = 0;
+    for (int step = 0; step < steps; ++step) {
+      for (const FileEvent event : kFileEvents) {
+        SCOPED_TRACE(Str(name, ", event ", static_cast<int>(event), " before step ", step));
+        ChangeFile(file, FileEvent::kRenamedOver, bytes);
+        ChangingFiles changing(file);
+        changing.Plan(step, event, other);
+        auto remote = attach();
+        if (!remote.ok()) {
+          ++refused;
+          EXPECT_THAT(remote.status().message(), HasSubstr(file));
+          continue;
+        }
+        ++right;
+        EngineClient client(*std::move(remote));
+        ExpectRightAnswers(client, good);
+      }
+    }
+    EXPECT_GT(right, 0);
+    EXPECT_GT(refused, 0);
+    ChangeFile(file, FileEvent::kRenamedOver, bytes);
   }
 }
 

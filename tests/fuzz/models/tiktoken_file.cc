@@ -20,7 +20,8 @@ void Run(std::string_view bytes) {
   const std::string_view text = input.Part();
   folder.Write(kConfig, input.Part());
   folder.Write(kTiktokenFile, input.Rest());
-  const auto spec = ReadTokenizerJson(folder.path());
+  FolderFiles files(folder.path());
+  const auto spec = ReadTokenizerJson(files);
   if (!spec.ok()) return;
   const auto tokenizer = Tokenizer::Create(*spec);
   if (tokenizer.ok()) UseTokenizer(**tokenizer, text);

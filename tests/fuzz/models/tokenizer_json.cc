@@ -22,7 +22,8 @@ void Run(std::string_view bytes) {
   FuzzInput input(bytes);
   const std::string_view text = input.Part();
   for (const char* file : kFiles) folder.Write(file, input.Part());
-  const auto spec = ReadTokenizerJson(folder.path());
+  FolderFiles files(folder.path());
+  const auto spec = ReadTokenizerJson(files);
   if (!spec.ok()) return;
   const auto tokenizer = Tokenizer::Create(*spec);
   if (tokenizer.ok()) UseTokenizer(**tokenizer, text);

@@ -6,9 +6,9 @@
 #include <filesystem>
 #include <fstream>
 
-#include "base/sha256.h"
 #include "tests/models/checkpoints/scratch_checkpoint.h"
 #include "tests/support/assert_ok.h"
+#include "tests/support/file_sum.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {
@@ -43,7 +43,7 @@ class FingerprintTest : public ScratchCheckpoint {
 TEST_F(FingerprintTest, IsOfEveryByteAndNotOfNameSizeAndTime) {
   const std::string path = Write();
   const std::string sum = Of(path);
-  EXPECT_EQ(sum, *FileSha256(path));
+  EXPECT_EQ(sum, FileSha256(path));
   const auto size = static_cast<int64_t>(std::filesystem::file_size(path));
   for (const int64_t byte : {size - 1, size / 2, size / 3 * 2}) {
     FlipBit(path, byte);
@@ -74,7 +74,7 @@ TEST_F(FingerprintTest, AFileThatWasReplacedMeanwhileIsNamed) {
   std::filesystem::remove(path);
   Write(/*seed=*/2);
   EXPECT_THAT(Fingerprint(*checkpoint).status().message(),
-              HasSubstr(path + " was replaced or written to after it was opened"));
+              HasSubstr(path + ": was changed while it was read"));
 }
 
 TEST_F(FingerprintTest, SumsAreKeptForTheNextProcessAndTakenOfTheSameFileAlone) {
@@ -94,7 +94,7 @@ TEST_F(FingerprintTest, SumsAreKeptForTheNextProcessAndTakenOfTheSameFileAlone) 
   KeepFileSums(sums);
   EXPECT_EQ(Of(path), claimed);
   FlipBit(path, static_cast<int64_t>(std::filesystem::file_size(path)) - 1);
-  EXPECT_EQ(Of(path), *FileSha256(path));
+  EXPECT_EQ(Of(path), FileSha256(path));
 }
 
 }  // namespace

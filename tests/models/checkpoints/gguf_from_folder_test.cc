@@ -10,7 +10,6 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "base/sha256.h"
 #include "models/checkpoints/gguf/gguf_file.h"
 #include "models/checkpoints/inspect/inspect.h"
 #include "models/checkpoints/write/gguf_file_writer.h"
@@ -19,6 +18,7 @@
 #include "tests/models/checkpoints/quantize_case.h"
 #include "tests/models/checkpoints/safetensors_file.h"
 #include "tests/support/assert_ok.h"
+#include "tests/support/file_sum.h"
 #include "tests/support/whole_file.h"
 
 namespace treadle {
@@ -296,7 +296,7 @@ TEST_F(GgufFromFolder, DescribesTheModel) {
   EXPECT_EQ(*file->Integer("general.file_type"), 7);
   EXPECT_EQ(*file->Integer("llama.attention.key_length"), 16);
   EXPECT_EQ(*file->Integer("llama.vocab_size"), TinyVocabulary());
-  EXPECT_EQ(*file->String("treadle.source_sha256"), *FileSha256(in + "/model.safetensors"));
+  EXPECT_EQ(*file->String("treadle.source_sha256"), FileSha256(in + "/model.safetensors"));
   for (const StoredTensor& tensor : file->tensors()) {
     if (tensor.shape.size() == 1) {
       EXPECT_EQ(tensor.format->name, "f32") << tensor.name;
@@ -361,8 +361,8 @@ TEST_F(GgufFromFolder, TokenizersSurviveTheWay) {
                            "gpt-4o", "llama", "mistral", "bare"}) {
     SCOPED_TRACE(name);
     const bool bare = std::string_view(name) == "bare";  // Llama's without its dummy space
-    ASSERT_OK_AND_ASSIGN(
-        auto spec, ReadTokenizerJson(Str(TREADLE_TESTDATA "/tokenizers/", bare ? "llama" : name)));
+    FolderFiles files(Str(TREADLE_TESTDATA "/tokenizers/", bare ? "llama" : name));
+    ASSERT_OK_AND_ASSIGN(auto spec, ReadTokenizerJson(files));
     if (bare) spec.add_space_prefix = false;
     GgufMetadataWriter metadata;
     std::vector<std::string> notices;

@@ -298,8 +298,8 @@ TEST_F(GgufTest, FilesAsTheyAreFound) {
 // Gemma 4's tokenizer: SentencePiece's symbols, with the merges of its tokenizer.json and without a
 // space before the text. The ids are those of the tokenizers library, which puts one there.
 TEST_F(GgufTest, ListedMergesOfSentencePieceAreRead) {
-  const std::string folder = TREADLE_TESTDATA "/tokenizers/llama";
-  ASSERT_OK_AND_ASSIGN(const auto json, ReadTokenizerJson(folder));
+  FolderFiles files(TREADLE_TESTDATA "/tokenizers/llama");
+  ASSERT_OK_AND_ASSIGN(const auto json, ReadTokenizerJson(files));
   GgufWriter writer;
   std::vector<std::string> texts, merges;
   std::vector<int32_t> kinds;
@@ -316,7 +316,7 @@ TEST_F(GgufTest, ListedMergesOfSentencePieceAreRead) {
   ASSERT_OK_AND_ASSIGN(const auto file, GgufFile::Read(Path("gemma4.gguf")));
   ASSERT_OK_AND_ASSIGN(const auto spec, ReadGgufTokenizer(*file));
   ASSERT_OK_AND_ASSIGN(const auto tokenizer, Tokenizer::Create(*spec));
-  std::ifstream in(folder + "/oracle.json");
+  std::ifstream in(files.PathOf("oracle.json"));
   int64_t compared = 0;
   const nlohmann::json oracle = nlohmann::json::parse(in);
   for (const auto& row : oracle["cases"]) {

@@ -10,12 +10,12 @@
 #include <cstring>
 #include <limits>
 
-#include "base/sha256.h"
 #include "models/checkpoints/gguf/gguf_file.h"
 #include "models/text/tokenizer.h"
 #include "tests/models/checkpoints/quantize_case.h"
 #include "tests/models/checkpoints/safetensors_file.h"
 #include "tests/support/assert_ok.h"
+#include "tests/support/file_sum.h"
 
 namespace treadle {
 namespace {
@@ -112,7 +112,7 @@ TEST_F(QuantizeCheckpointTest, ShardsBecomeOneFile) {
   const Json metadata = Safetensors::Parse(Read("out/model.safetensors")).header["__metadata__"];
   const std::string first = "model-00001-of-00004.safetensors";
   EXPECT_THAT(metadata["treadle.source_sha256"].get<std::string>(),
-              ::testing::StartsWith(Str(first, " ", *FileSha256(in + "/" + first), ", model-0")));
+              ::testing::StartsWith(Str(first, " ", FileSha256(in + "/" + first), ", model-0")));
 }
 
 TEST_F(QuantizeCheckpointTest, TheTokenizerComesAlong) {
@@ -142,7 +142,7 @@ TEST_F(QuantizeCheckpointTest, OutputsSayWhatTheyWereMadeFrom) {
   EXPECT_EQ(*(*after)->String("treadle.source"), "tiny-llama.gguf");
   EXPECT_EQ(*(*after)->String("treadle.weights"), "q4_0,lm_head=q8_0");
   EXPECT_EQ(*(*after)->String("treadle.version"), "1.2.3");
-  EXPECT_EQ(*(*after)->String("treadle.source_sha256"), *FileSha256(gguf));
+  EXPECT_EQ(*(*after)->String("treadle.source_sha256"), FileSha256(gguf));
   EXPECT_EQ(*(*after)->Integer("general.file_type"), 2);
   EXPECT_EQ(*(*after)->Integer("general.quantization_version"), 2);
   for (const auto& pair : (*before)->raw_metadata()) {
@@ -154,7 +154,7 @@ TEST_F(QuantizeCheckpointTest, OutputsSayWhatTheyWereMadeFrom) {
 
   ASSERT_TRUE(Make(gguf, Path("out"), "nf4").ok());
   const Json metadata = Safetensors::Parse(Read("out/model.safetensors")).header["__metadata__"];
-  EXPECT_EQ(metadata["treadle.source_sha256"], *FileSha256(gguf));
+  EXPECT_EQ(metadata["treadle.source_sha256"], FileSha256(gguf));
   EXPECT_EQ(metadata["treadle.weights"], "nf4");
   EXPECT_EQ(metadata["format"], "pt");
 }

@@ -25,7 +25,8 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 std::unique_ptr<Tokenizer> FromFolder(const std::string& name) {
-  auto spec = ReadTokenizerJson(TREADLE_TESTDATA "/tokenizers/" + name);
+  FolderFiles files(TREADLE_TESTDATA "/tokenizers/" + name);
+  auto spec = ReadTokenizerJson(files);
   EXPECT_TRUE(spec.ok()) << spec.status();
   auto tokenizer = Tokenizer::Create(*std::move(spec));
   EXPECT_TRUE(tokenizer.ok()) << tokenizer.status();
@@ -351,7 +352,8 @@ TEST(TokenizerTest, AnIdFarOutsideTheVocabularyIsRefused) {
       json["model"]["vocab"]["far"] = 16'777'215;
     }
     folder.Write("tokenizer.json", json.dump());
-    const auto spec = ReadTokenizerJson(folder.path());
+    FolderFiles files(folder.path());
+    const auto spec = ReadTokenizerJson(files);
     EXPECT_THAT(std::string(spec.status().message()),
                 HasSubstr(Str("token 'far' has id 16777215, expected 0 to ", 2 * named + 1023)));
   }

@@ -19,10 +19,12 @@
 #include <thread>
 
 #include "base/status.h"
+#include "kernels/backend.h"
 #include "server/grpc/inference.grpc.pb.h"
 #include "tests/server/cli/served_binary.h"
 #include "tests/server/cli/streamed_answers.h"
 #include "tests/support/assert_ok.h"
+#include "tests/support/faults/changing_files.h"
 #include "tests/support/faults/process_losses.h"
 #include "tests/support/in_time.h"
 #include "tests/support/tiny_model.h"
@@ -153,6 +155,18 @@ TEST(ParallelBinary, TheWholeGridAnswers) {
   }
 }
 
+// A worker knows every word of --compute that help names.
+TEST(ParallelBinary, EveryComputeModeRunsOnWorkersAndRanks) {
+  for (const Choice<ComputeMode>& mode : kComputeModes) {
+    const std::string flag = Str("--compute ", mode.word);
+    SCOPED_TRACE(flag);
+    const std::vector<int> expected = AnswerInProcess(flag);
+    EXPECT_EQ(expected.size(), 40u);
+    EXPECT_EQ(AnswerInProcess(flag + " --pipeline-parallel 2"), expected);
+    EXPECT_EQ(AnswerInProcess(flag + " --tensor-parallel 2").size(), 40u);
+  }
+}
+
 TEST(ParallelBinary, RanksShareOneProcess) {
   Server server("--tensor-parallel 2 --compute exact");
   EXPECT_TRUE(server.workers().empty());
@@ -177,6 +191,61 @@ TEST(ParallelBinary, AWorkerThatDiesIsReplaced) {
   EXPECT_EQ(server.Stop(), 0);
   EXPECT_THAT(server.output(), HasSubstr("was killed by signal 9; it is started again"));
   for (const int worker : workers) EXPECT_TRUE(Goes(worker));
+}
+
+// What takes a lost worker's place opens the model's files again. Tokens of another model never
+// follow; the error names the file.
+TEST(ParallelBinary, AWorkerThatFindsAnotherModelComputesNothing) {
+  const TestFolder folder;
+  const std::string path = WriteTinyLlamaFolder(folder.Folder("model"), SlowModel()).value();
+  const std::string config = path + "/config.json", weights = path + "/model.safetensors";
+  const std::string text = WithRopeTheta(ReadWhole(config), "10000.0");
+  const std::string rope = WithRopeTheta(ReadWhole(config), "40000.0"), bytes = ReadWhole(weights);
+  std::string others = bytes;
+  for (size_t i = bytes.size() / 2; i < bytes.size(); ++i)
+    others[i] = static_cast<char>(others[i] ^ 1);
+  const struct {
+    const std::string& file;
+    const std::string& before;
+    const std::string& after;
+    FileEvent event;
+  } kChanges[] = {{config, text, rope, FileEvent::kWrittenInPlace},
+                  {weights, bytes, others, FileEvent::kCopiedWithItsTimes},
+                  {weights, bytes, others, FileEvent::kRenamedOver}};
+  for (const auto& [file, before, after, event] : kChanges) {
+    SCOPED_TRACE(Str(file, ", event ", static_cast<int>(event)));
+    ChangeFile(file, FileEvent::kRenamedOver, before);
+    ServedBinary server(Str(ServedBinary::kGrpcOnly, "--threads 2 --weights q4_0 --model ", path,
+                            " --pipeline-parallel 2"));
+    const auto ask = [&](const std::function<void()>& disturb, std::vector<int>& answer) {
+      grpc::ClientContext context;
+      context.set_deadline(std::chrono::system_clock::now() + kPatience);
+      const auto reader = server.stub().GenerateStream(&context, GreedyRequest(kLongAnswer));
+      for (v1::GenerateResponse message; reader->Read(&message);) {
+        const auto& ids = message.output().token_ids();
+        answer.insert(answer.end(), ids.begin(), ids.end());
+        if (disturb && answer.size() < 100) disturb();
+      }
+      return reader->Finish();
+    };
+    std::vector<int> expected, answer;
+    ASSERT_TRUE(ask({}, expected).ok());
+    bool changed = false;
+    const grpc::Status status = ask(
+        [&] {
+          if (std::exchange(changed, true)) return;
+          ChangeFile(file, event, after);
+          kill(ChildrenOf(server.pid())[1], SIGKILL);
+        },
+        answer);
+    EXPECT_FALSE(status.ok());
+    EXPECT_THAT(status.error_message(), HasSubstr(file));
+    ASSERT_LE(answer.size(), expected.size());
+    EXPECT_TRUE(std::equal(answer.begin(), answer.end(), expected.begin()));
+    std::vector<int> next;
+    EXPECT_FALSE(ask({}, next).ok());
+    EXPECT_TRUE(next.empty());
+  }
 }
 
 TEST(ParallelBinary, AWorkerThatHangsIsReplaced) {

@@ -116,6 +116,14 @@ TEST(ReplayBinary, AnIncidentOfAPipelineReplaysInOneProcess) {
   EXPECT_THAT(different,
               HasSubstr(Str("DIFFERENT in iteration ", changed_in, " of epoch 2, request ")));
   EXPECT_THAT(different, HasSubstr("no op is wrong here: the machine that was recorded"));
+
+  // As a kill of the server leaves it: whole entries, and perhaps a part of one.
+  OwnFolder().Write("incident-cut", bytes.substr(0, bytes.size() - 1));
+  const std::string cut = Replay(OwnFolder() / "incident-cut", "", 3);
+  EXPECT_THAT(cut, HasSubstr("IDENTICAL\n"));
+  EXPECT_THAT(cut, HasSubstr("the recording has no end, as after a kill: it goes as far as it"));
+  EXPECT_THAT(Replay(OwnFolder() / "incident-cut", "--until-iteration 1:5", 0),
+              HasSubstr("IDENTICAL\n"));
 }
 
 TEST(ReplayBinary, SaysWhatCannotBeReplayed) {

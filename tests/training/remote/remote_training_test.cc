@@ -7,9 +7,9 @@
 #include <future>
 #include <thread>
 
-#include "base/sha256.h"
 #include "tests/engine/remote/driven_requests.h"
 #include "tests/support/faults/fault_proxy.h"
+#include "tests/support/file_sum.h"
 #include "tests/support/identifier.h"
 #include "tests/training/remote/train_through.h"
 
@@ -40,7 +40,7 @@ void ExpectAlike(const absl::StatusOr<RunResult>& run, const absl::StatusOr<RunR
 
 TEST(RemoteTraining, HasTheBitsOfOneProcess) {
   const std::string model = TinyModel({.format = "q4_1", .layers = 5});
-  const std::string sum = *FileSha256(model);
+  const std::string sum = FileSha256(model);
   const auto expected = Train(model, SmallRun());
   EXPECT_NE(expected->losses.front(), expected->losses.back());
   for (const int workers : {1, 2, 3}) {
@@ -49,7 +49,7 @@ TEST(RemoteTraining, HasTheBitsOfOneProcess) {
     for (int i = 0; i < workers; ++i) some.push_back(TrainingWorker(model));
     ExpectAlike(TrainThrough(model, SmallRun(), AddressesOf(some)), expected);
   }
-  EXPECT_EQ(*FileSha256(model), sum);
+  EXPECT_EQ(FileSha256(model), sum);
 }
 
 // Packed weights that a stage serves with are those that exact arithmetic trains over.
@@ -87,7 +87,7 @@ TEST_P(ServedFormatTest, IsTrainedOver) {
 // Two clients, with updates of their own, train on the stages that a third generates with.
 TEST(RemoteTraining, ClientsDoNotDisturbEachOther) {
   const std::string model = TinyModel();
-  const std::string sum = *FileSha256(model);
+  const std::string sum = FileSha256(model);
   TrainingOptions options[] = {SmallRun(1), SmallRun(2)};
   options[1].lora = {.rank = 3, .alpha = 5, .targets = "q,v,down"};
   options[1].batch_size = 3;
@@ -115,7 +115,7 @@ TEST(RemoteTraining, ClientsDoNotDisturbEachOther) {
   }
   for (std::thread& client : clients) client.join();
   for (int i = 0; i < 2; ++i) ExpectAlike(runs[i], Train(model, options[i]));
-  EXPECT_EQ(*FileSha256(model), sum);
+  EXPECT_EQ(FileSha256(model), sum);
 }
 
 TEST(RemoteTraining, AKilledWorkerCostsTheStep) {
