@@ -80,11 +80,12 @@ bool MaskThread::Next(Worker& worker, Step& step) {
       ordered_.Wait(mutex_);
       continue;
     }
-    const std::shared_ptr<MaskedCandidate> candidate = std::move(ahead_.front());
+    std::shared_ptr<MaskedCandidate> candidate = std::move(ahead_.front());
     ahead_.pop_front();
     at_ = std::make_shared<std::atomic<bool>>(true);  // nobody waits for it
     mutex_.Unlock();
     candidate->Foresee();
+    candidate.reset();  // not under the lock: its grammar may go with it
     mutex_.Lock();
     if (!worker.relieved) at_ = nullptr;
   }

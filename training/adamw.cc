@@ -53,7 +53,7 @@ double LearningRateAt(const AdamWOptions& options, int64_t step) {
 absl::StatusOr<std::unique_ptr<MappedMoments>> MappedMoments::Create(const std::string& folder,
                                                                      size_t bytes) {
   std::string path = folder + "/optimizer.XXXXXX";
-  const int file = mkstemp(path.data());
+  const int file = mkostemp(path.data(), O_CLOEXEC);
   if (file < 0) return InvalidArgument(folder, ": cannot be written to: ", std::strerror(errno));
   unlink(path.c_str());
   const int error = posix_fallocate(file, 0, static_cast<off_t>(bytes));

@@ -10,10 +10,10 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <system_error>
 
 #include "base/checksum.h"
+#include "base/mapped_file.h"
 #include "base/sha256.h"
 #include "base/status.h"
 
@@ -84,7 +84,14 @@ bool WriteAll(int fd, const void* from, size_t bytes) {
 
 class File {
  public:
-  File(const std::string& path, int flags) : fd_(open(path.c_str(), flags | O_CLOEXEC, 0600)) {}
+  // No descriptor, and errno says why, if it is not a regular file: a pipe must not make us wait.
+  File(const std::string& path, int flags)
+      : fd_(open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK, 0600)) {
+    struct stat info {};
+    if (fd_ < 0 || (fstat(fd_, &info) == 0 && S_ISREG(info.st_mode))) return;
+    close(std::exchange(fd_, -1));
+    errno = EINVAL;
+  }
   ~File() {
     if (fd_ >= 0) close(fd_);
   }
@@ -171,8 +178,8 @@ absl::Status PageFiles::CheckContents() const {
   const std::string path = PathOf(kContents);
   const std::string expected =
       Str("treadle prefix cache\nmodel ", options_.model, "\n", root_, "\n");
-  if (std::ifstream file(path, std::ios::binary); file) {
-    const std::string found(std::istreambuf_iterator<char>(file), {});
+  if (const auto file = MappedFile::Open(path); !absl::IsNotFound(file.status())) {
+    const std::string found(file.ok() ? (*file)->text() : "");
     if (found == expected) return absl::OkStatus();
     std::string model = found.substr(0, found.rfind('\n', found.size() - 2));
     model = model.substr(std::min(model.size(), model.find("\nmodel ") + 1));

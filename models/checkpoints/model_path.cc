@@ -4,11 +4,11 @@
 #include <cctype>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <optional>
 #include <string_view>
 #include <system_error>
 
+#include "base/mapped_file.h"
 #include "base/status.h"
 
 namespace treadle {
@@ -46,7 +46,9 @@ std::optional<fs::path> InHubCache(const std::string& name) {
       HubCache() / Str(kRepository, name.substr(0, slash), kBetween, name.substr(slash + 1));
   std::error_code error;
   std::string commit;
-  std::ifstream(repository / "refs" / "main") >> commit;
+  if (const auto main = MappedFile::Open(repository / "refs" / "main"); main.ok()) {
+    commit = (*main)->text().substr(0, (*main)->text().find_first_of(" \t\r\n"));
+  }
   fs::path folder = repository / "snapshots" / commit;
   if (commit.empty() || !fs::is_directory(folder, error)) {
     const fs::directory_iterator any(repository / "snapshots", error);

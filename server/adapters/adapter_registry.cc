@@ -220,7 +220,9 @@ bool AdapterRegistry::EndOne() {
     Done done = std::move(waiting_[i].done);
     waiting_.erase(waiting_.begin() + static_cast<ptrdiff_t>(i));
     mutex_.Unlock();
-    done(*std::move(given));
+    // What the callback holds goes before the lock is taken again: it may be a session's last
+    // reference, and a session that goes lets go of its adapter.
+    std::exchange(done, nullptr)(*std::move(given));
     mutex_.Lock();
     return true;
   }
@@ -257,11 +259,11 @@ std::optional<absl::StatusOr<AdapterHold>> AdapterRegistry::Try(const std::strin
   return *std::move(given);
 }
 
-// Reads the files again, if they are not in memory and have changed.
+// Reads the files, unless they were read before and lie there unchanged.
 absl::Status AdapterRegistry::Read(const std::string& name) {
   const std::string path = names_.at(name).path;
   std::shared_ptr<const AdapterFile> file = names_.at(name).file;
-  if (file && file->CheckUnchanged().ok()) return absl::OkStatus();
+  if (file && file->IsAtItsPath()) return absl::OkStatus();
   mutex_.Unlock();
   auto opened = AdapterFile::Open(path, config_);
   mutex_.Lock();

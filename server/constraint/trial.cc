@@ -1,6 +1,7 @@
 #include "server/constraint/trial.h"
 
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -42,9 +43,14 @@ void EndAfter(std::chrono::seconds time) {
 
 absl::Status InTrial(const std::function<void()>& work, const std::string& what) {
   const rlim_t most = VirtualBytes() + kTrialBytes;
+  const pid_t parent = getpid();
   const pid_t child = fork();
   if (child < 0) return absl::UnavailableError(Str("no process to try it in: ", strerror(errno)));
   if (child == 0) {
+    // It keeps neither the server's ports and locks nor itself alive once the server is gone.
+    close_range(STDERR_FILENO + 1, ~0U, 0);
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) _exit(1);  // gone before the call
     struct rlimit used {};
     getrlimit(RLIMIT_AS, &used);
     const rlimit memory{std::min(used.rlim_max, most), used.rlim_max};

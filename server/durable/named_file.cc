@@ -20,8 +20,13 @@ absl::Status Error(const std::string& path) {
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<NamedFile>> NamedFile::Open(const std::string& path, int flags) {
-  const int fd = open(path.c_str(), flags | O_CLOEXEC, 0600);
+  const int fd = open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK, 0600);  // a pipe does not hang
   if (fd < 0) return Error(path);
+  struct stat info {};
+  if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
+    close(fd);
+    return absl::UnavailableError(path + " is not a regular file");
+  }
   return std::shared_ptr<NamedFile>(new NamedFile(path, fd));
 }
 

@@ -6,7 +6,6 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <optional>
 #include <random>
 #include <system_error>
@@ -34,11 +33,8 @@ void ReadHead(std::string_view head, std::string& id, std::string& owner) {
 }
 
 std::string FirstBytes(const std::string& path) {
-  std::string bytes(SegmentHeader::kBytes, '\0');
-  std::ifstream file(path, std::ios::binary);
-  file.read(bytes.data(), std::ssize(bytes));
-  bytes.resize(static_cast<size_t>(file.gcount()));
-  return bytes;
+  const auto file = MappedFile::Open(path);
+  return std::string(file.ok() ? (*file)->text().substr(0, SegmentHeader::kBytes) : "");
 }
 
 }  // namespace

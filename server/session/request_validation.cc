@@ -300,7 +300,10 @@ absl::Status ReadConstraint(const std::optional<Constraint>& asked, const Served
   if (Clock::now() >= deadline) return absl::DeadlineExceededError("the deadline passed");
   auto compiled = model.constraints->Compile(*asked);
   if (!compiled.ok()) {
-    return InvalidArgument(asked->field, ": ", std::string(compiled.status().message()));
+    const std::string message = Str(asked->field, ": ", compiled.status().message());
+    // The machine is too busy to try it: no fault of the request's.
+    if (absl::IsUnavailable(compiled.status())) return absl::UnavailableError(message);
+    return InvalidArgument(message);
   }
   spec.constraint = *std::move(compiled);
   return absl::OkStatus();

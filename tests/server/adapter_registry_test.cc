@@ -7,12 +7,14 @@
 #include <filesystem>
 #include <future>
 #include <set>
+#include <tuple>
 
 #include "base/status.h"
 #include "models/checkpoints/checkpoint.h"
 #include "server/serving_stack.h"
 #include "tests/support/assert_ok.h"
 #include "tests/support/fake_engine.h"
+#include "tests/support/faults/changing_files.h"
 #include "tests/support/test_folder.h"
 
 namespace treadle {
@@ -179,6 +181,55 @@ TEST_F(AdapterRegistryTest, ANameMayGetOtherContents) {
   EXPECT_EQ(registry_->Remove("mine"), absl::OkStatus());
   EXPECT_TRUE(absl::IsNotFound(registry_->Remove("mine")));
   EXPECT_TRUE(absl::IsNotFound(Ask("mine").get().status()));
+}
+
+// A session that is refused goes with its callback, and lets go of its adapter then.
+TEST_F(AdapterRegistryTest, ACallbackMayHoldTheLastOfAnAdapter) {
+  Open({.folder = folder_.path(), .max_loaded = 1});
+  for (int turn = 0; turn < 4; ++turn) {
+    for (const char* const name : {"llama", "llama-second"}) {
+      auto held = std::make_shared<std::optional<AdapterHold>>();
+      std::promise<void> called;
+      registry_->Hold(name, Clock::time_point::max(),
+                      [held = std::move(held), &called](absl::StatusOr<AdapterHold> given) {
+                        EXPECT_TRUE(given.ok()) << given.status();
+                        if (given.ok()) *held = *std::move(given);
+                        called.set_value();
+                      });
+      called.get_future().wait();
+    }
+  }
+  EXPECT_EQ(registry_->counts().evictions, 7);
+}
+
+// Whatever was done to the files of an adapter that had to make room, it comes back as what lies
+// there now, under that one's hash.
+TEST_F(AdapterRegistryTest, OneThatWasEvictedIsWhatLiesThereWhenItComesBack) {
+  Open({.folder = folder_.path(), .max_loaded = 1});
+  const std::string weights = folder_ / "llama/adapter_model.safetensors";
+  const std::string config = folder_ / "llama/adapter_config.json", text = ReadWhole(config);
+  const std::string bytes = ReadWhole(weights);
+  std::string other = bytes, alpha = text;
+  other.back() = static_cast<char>(other.back() ^ 1);
+  alpha.replace(alpha.find("\"lora_alpha\": 6"), 15, "\"lora_alpha\": 7");
+  const auto hash_here = [&] {
+    return AdapterFile::Open(folder_ / "llama", BaseConfig()).value()->hash();
+  };
+  std::set<std::string> hashes = {Hold("llama").hash};
+  for (const FileEvent event : kFileEvents) {
+    for (const auto& [file, before, after] :
+         {std::tuple(weights, bytes, other), std::tuple(config, text, alpha)}) {
+      Hold("llama-second");
+      ChangeFile(file, event, after);
+      const std::string changed = Hold("llama").hash;
+      EXPECT_EQ(changed, hash_here());
+      hashes.insert(changed);
+      Hold("llama-second");
+      ChangeFile(file, event, before);
+      EXPECT_EQ(Hold("llama").hash, hash_here());
+    }
+  }
+  EXPECT_EQ(hashes.size(), 3u);
 }
 
 TEST_F(AdapterRegistryTest, BadNamesAndFilesAreRefused) {
