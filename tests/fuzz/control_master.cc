@@ -7,6 +7,7 @@
 #include "base/status.h"
 #include "engine/plan/plan_messages.h"
 #include "engine/remote/remote_engine.h"
+#include "models/checkpoints/fingerprint.h"
 #include "tests/engine/plan_builder.h"
 #include "tests/fuzz/fake_control_streams.h"
 #include "tests/fuzz/fuzz_input.h"
@@ -51,6 +52,7 @@ std::vector<control::WorkerMessage> HonestWords() {
   loaded.set_weight_bytes(1000);
   loaded.set_memory_available(uint64_t{1} << 32);
   loaded.set_kv_heads(2);
+  loaded.set_fingerprint(*Fingerprint(*Options().checkpoint));
   loaded.set_backend("reference");
   words[2].mutable_reserved();
   words[3].set_epoch_ready(1);

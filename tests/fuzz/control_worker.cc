@@ -9,6 +9,7 @@
 #include "engine/plan/plan_messages.h"
 #include "engine/remote/received_checkpoint.h"
 #include "engine/remote/worker/worker.h"
+#include "models/checkpoints/fingerprint.h"
 #include "tests/engine/plan_builder.h"
 #include "tests/fuzz/fake_control_streams.h"
 #include "tests/fuzz/fuzz_input.h"
@@ -84,6 +85,9 @@ class Master {
     if (configure.max_batch_tokens() > kMaxTokens) configure.set_max_batch_tokens(kMaxTokens);
     if (configure.page_size() > kMaxPageSize) configure.set_page_size(kMaxPageSize);
     if (configure.tensor_parallel() > 2) configure.set_tensor_parallel(2);
+    // Else next to no input would get further than to be refused.
+    static const std::string own = *Fingerprint(**Checkpoint::Open(Model()));
+    configure.set_fingerprint(own);
   }
 
   // Until the worker has answered what it was told last.

@@ -7,6 +7,7 @@
 
 #include "engine/plan/plan_messages.h"
 #include "kernels/collectives/thread_communicator.h"
+#include "models/checkpoints/fingerprint.h"
 #include "tests/engine/plan_builder.h"
 #include "tests/engine/remote/hostile_peers.h"
 #include "tests/support/assert_ok.h"
@@ -23,6 +24,7 @@ control::Configure HonestStage() {
   configure.set_stages(1);
   configure.set_tensor_parallel(1);
   configure.set_end_layer(2);
+  configure.set_fingerprint(Fingerprint(*Checkpoint::Open(TinyModel()).value()).value());
   configure.set_backend("cpu");
   configure.set_compute("exact");
   configure.set_kv_dtype("f32");
@@ -321,6 +323,7 @@ class HostileWorker {
       answer.mutable_hello()->set_version("test");
       answer.mutable_hello()->set_memory_available(uint64_t{1} << 40);
     } else if (to.has_configure()) {
+      answer.mutable_loaded()->set_fingerprint(to.configure().fingerprint());
       answer.mutable_loaded()->set_kv_heads(2);
       answer.mutable_loaded()->set_memory_available(uint64_t{1} << 40);
     } else if (to.has_reserve()) {
