@@ -290,11 +290,12 @@ absl::StatusOr<int> RunRecording(const ReplayFlags& flags) {
   std::printf("IDENTICAL%s\n",
               flags.reference ? ", and every op as the reference backend has it" : "");
   if (!opened.summary.end.empty() || options.until) return kSame;
-  std::printf("the recording has no end, as after a kill: it goes as far as %s\n",
-              opened.summary.last ? Str("iteration ", opened.summary.last->iteration, " of epoch ",
-                                        opened.summary.last->epoch)
-                                        .c_str()
-                                  : "its beginning");
+  std::printf(
+      "the recording has no end, as after a kill or while the server runs: it goes as far as %s\n",
+      opened.summary.last ? Str("iteration ", opened.summary.last->iteration, " of epoch ",
+                                opened.summary.last->epoch)
+                                .c_str()
+                          : "its beginning");
   return kUnfinished;
 }
 
@@ -323,7 +324,7 @@ int RunReplay(int argc, char** argv) {
   app.footer(
       "Exit codes: 0 all was the same; 1 something differed, and where is said; 2 the "
       "recording or the model cannot be used; 3 all was the same as far as the recording goes, "
-      "which has no end, as after a kill.");
+      "which has no end, as after a kill or while the server runs.");
   app.add_option("file", flags.file, "recording; the name of an older part of it ends in .1")
       ->required();
   app.add_option("--model", flags.model,
