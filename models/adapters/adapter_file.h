@@ -79,8 +79,8 @@ class AdapterFile {
   }
   // The model's own embeddings, which PEFT may write beside their factors: they are not loaded.
   const std::vector<std::string>& left_aside() const { return left_aside_; }
-  // MappedFile's of its weights' file: call the one after reading factors, the other before reading
-  // them again after a while.
+  // Errors if the weights' file was written to (mapped_file.h). Call CheckUnchanged after reading
+  // factors, and Revalidate before reading them again after a while.
   absl::Status CheckUnchanged() const;
   absl::Status Revalidate() const;
   // Whether opening its path again would give the same adapter. False of one that came otherwise
